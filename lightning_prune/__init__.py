@@ -1,0 +1,1 @@
+"""Pruning for PyTorch Lightning: masks, schedules and rewinding in a Trainer."""

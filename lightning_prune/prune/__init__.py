@@ -1,0 +1,1 @@
+"""The pruning engine: masks and reparameterization for plain PyTorch modules."""
