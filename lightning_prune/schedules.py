@@ -1,8 +1,8 @@
 """Sparsity as a function of time: frozen values that say when to prune and how far.
 
-A schedule answers two questions for a time ``t``: does something happen (`Schedule.is_event`), and which share
-of the weights selected at the start should be zero now (`Schedule.sparsity`). Times count from 0, as the Trainer
-counts epochs and optimizer steps; with ``unit="fraction"`` they are shares of the run, from 0.0 to 1.0.
+A schedule answers two questions for a time ``t``: does something happen (`Schedule.is_event`), and which
+share of the weights selected at the start should be zero now (`Schedule.sparsity`). Times count from 0, as the
+Trainer counts epochs and optimizer steps; with ``unit="fraction"`` they are shares of the run, 0.0 to 1.0.
 
 A new curve is one method on the progress from 0 to 1:
 
@@ -36,8 +36,8 @@ Unit = Literal["epoch", "step", "fraction"]
 class Schedule(ABC):
     """Base of all schedules: the window, its events and the clamping.
 
-    Before ``begin`` nothing is asked for (0.0), from ``end`` on the target is ``final`` to the last bit, and in
-    between a subclass answers with `_target`, also for a time between two events: the next event acts on it.
+    Before ``begin`` nothing is asked for (0.0), from ``end`` on the target is ``final`` to the last bit, and
+    in between a subclass answers with `_target`, also for a time between two events: the next one acts on it.
     Schedules compare by value, hash, pickle, and ``eval(repr(schedule)) == schedule``.
 
     Args:
@@ -49,8 +49,8 @@ class Schedule(ABC):
 
     Raises:
         TypeError: If a share is no number, or an epoch, step or ``every`` no whole number.
-        ValueError: If a share is outside [0, 1] or NaN, a time outside the run, ``end`` before ``begin``, ``every``
-            below 1, the unit unknown, or a target lower than the one before.
+        ValueError: If a share is outside [0, 1] or NaN, a time outside the run, ``end`` before ``begin``,
+            ``every`` below 1, the unit unknown, or a target lower than the one before.
     """
 
     final: float
@@ -76,7 +76,7 @@ class Schedule(ABC):
 
     @property
     def last(self) -> int | float:
-        """Time of the last event; ``begin`` where the schedule is open-ended, as every longer run finishes it.
+        """Time of the last event; ``begin`` of an open-ended schedule, which every longer run finishes.
 
         >>> Linear(final=0.5, begin=2, end=9).last, Constant(final=0.5, begin=3).last
         (9, 3)
@@ -111,8 +111,8 @@ class Schedule(ABC):
         """List the (time, target) pairs of a run; of one with fractions the times are steps.
 
         Args:
-            total: Number of epochs or steps of the run. Its times are 0 to ``total - 1``; later events are left
-                out. Needed with ``unit="fraction"`` and by open-ended schedules. Default: all events.
+            total: Number of epochs or steps of the run. Its times are 0 to ``total - 1``; later events are
+                left out. Needed with ``unit="fraction"`` and by open-ended schedules. Default: all events.
 
         Raises:
             ValueError: If ``total`` is needed and missing, or if a target is lower than the one before.
@@ -146,26 +146,21 @@ class Schedule(ABC):
         return replace(self, unit="step", **self._arguments_in_steps(total))
 
     def plot(self, ax: Axes | None = None, total: int | None = None) -> tuple[Figure | SubFigure, Axes]:
-        """Draw the targets of a run over its events, on new axes or on ``ax``.
+        """Draw the targets of a run over its events; return the figure and the axes.
 
         Args:
-            ax: Axes to draw on. Default: a new figure.
+            ax: Axes to draw on. Default: new ones.
             total: As in `events`.
 
-        Returns:
-            The figure and the axes.
-
         Raises:
-            ModuleNotFoundError: Without matplotlib.
+            ModuleNotFoundError: If matplotlib is missing (extra ``plot``).
 
         >>> fig, ax = Cubic(final=0.9, begin=2, end=20).plot()
         """
         try:
             import matplotlib.pyplot as plt
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "Schedule.plot needs matplotlib: pip install 'lightning-prune[plot]'"
-            ) from error
+            raise ModuleNotFoundError("plot needs matplotlib: pip install 'lightning-prune[plot]'") from error
         events = self.events(total)
         if ax is None:
             _, ax = plt.subplots()
@@ -217,8 +212,8 @@ class Schedule(ABC):
         for (before, high), (after, low) in pairwise(events):
             if low < high:
                 raise ValueError(
-                    f"{type(self).__name__}: the target falls from {high!r} at {self.unit} {before!r} to {low!r} "
-                    f"at {self.unit} {after!r}; pruned weights do not come back, so it must not decrease"
+                    f"{type(self).__name__}: the target falls from {high!r} at {self.unit} {before!r} to "
+                    f"{low!r} at {self.unit} {after!r}; pruned weights stay pruned, so it must not decrease"
                 )
 
 
@@ -268,8 +263,8 @@ class Constant(Schedule):
 class Curve(Schedule):
     """Base of the curves, which rise from ``initial`` at ``begin`` to ``final`` at ``end``.
 
-    ``s(x) = initial + (final - initial) * share(x)`` with the progress ``x = (t - begin) / (end - begin)``. Beside
-    the arguments of `Schedule` they take ``initial``: share of zeros at ``begin``, in [0, final].
+    ``s(x) = initial + (final - initial) * share(x)`` with the progress ``x = (t - begin) / (end - begin)``.
+    Beside the arguments of `Schedule` they take ``initial``: share of zeros at ``begin``, in [0, final].
     """
 
     end: int | float = field()
@@ -306,8 +301,6 @@ class Linear(Curve):
 class Polynomial(Curve):
     """Fast at first, slower towards the end: ``share(x) = 1 - (1 - x) ** power``.
 
-    That is ``s_t = s_f + (s_i - s_f) (1 - (t - t_0) / (t_1 - t_0)) ** power``.
-
     Args:
         power: Exponent, above 0; 1 is `Linear`, 3 is `Cubic`.
 
@@ -341,8 +334,8 @@ class Cubic(Curve):
 class Exponential(Curve):
     """Geometric: each event prunes the same fraction of what is left, and the last one ends at ``final``.
 
-    ``1 - s_t = (1 - s_i) ((1 - s_f) / (1 - s_i)) ** x``, with ``final`` below 1. Where ``every`` does not divide
-    the window, the last event covers a shorter time and so a smaller fraction.
+    ``1 - s_t = (1 - s_i) ((1 - s_f) / (1 - s_i)) ** x``, with ``final`` below 1. Where ``every`` does not
+    divide the window, the last event covers a shorter time and so a smaller fraction.
 
     >>> Exponential(final=0.875, end=3).events()
     [(0, 0.0), (1, 0.5), (2, 0.75), (3, 0.875)]
@@ -351,9 +344,7 @@ class Exponential(Curve):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.final == 1:
-            raise ValueError(
-                f"{self._named('final', 1.0)}: a fraction of what is left never prunes all of it"
-            )
+            raise ValueError(f"{self._named('final', 1.0)}: a fraction of what is left never prunes it all")
 
     def share(self, x: float) -> float:  # noqa: D102
         left = (1 - self.final) / (1 - self.initial)
@@ -377,12 +368,13 @@ class Cosine(Curve):
 class OneCycle(Curve):
     """One-cycle pruning, Hubens et al. (2021): a logistic curve, steep in the first half.
 
-    ``share(x) = (1 + e ** (beta - alpha)) / (1 + e ** (beta - alpha x))``. As published, it starts a little above
-    ``initial`` (0.67 % of the way with the defaults); at x = 1 it is 1, and `Schedule` answers ``final`` itself.
+    ``share(x) = (1 + e ** (beta - alpha)) / (1 + e ** (beta - alpha x))``. As published, it starts a little
+    above ``initial`` (0.67 % of the way with the defaults). At x = 1 it is 1; there and later `Schedule`
+    answers ``final`` itself, so the end is exact.
 
     Args:
         alpha: Steepness, above 0.
-        beta: Delay: half of the way is reached near x = beta / alpha. At most 700, near where e ** beta overflows.
+        beta: Delay: half of the way is reached near x = beta / alpha. At most 700: e ** beta overflows.
 
     >>> [round(s, 4) for _, s in OneCycle(final=0.8, end=4).events()]
     [0.0054, 0.146, 0.7047, 0.7968, 0.8]
@@ -425,14 +417,11 @@ class Steps(Schedule):
     def __post_init__(self) -> None:
         if not self.targets:
             raise ValueError(f"{self._named('targets', self.targets)}; at least one time is needed")
-        pairs = sorted(self.targets.items())
-        self._set(begin=pairs[0][0], end=pairs[-1][0], final=pairs[-1][1])
+        times = {self._checked_time("time", t): s for t, s in self.targets.items()}
+        pairs = [(t, self._checked_share(f"target at {self.unit} {t!r}", times[t])) for t in sorted(times)]
+        self._set(targets=dict(pairs), begin=pairs[0][0], end=pairs[-1][0], final=pairs[-1][1])
         super().__post_init__()
-        checked = [
-            (self._checked_time("time", t), self._checked_share(f"target at {t!r}", s)) for t, s in pairs
-        ]
-        self._set(targets=dict(checked))
-        self._refuse_decrease(checked)
+        self._refuse_decrease(pairs)
 
     def is_event(self, t: int | float) -> bool:  # noqa: D102
         self._refuse_fractions()
@@ -457,10 +446,8 @@ class FromFunction(Schedule):
         fn: Takes an epoch, a step or a fraction of the run and returns the share of zeros at that time. It is
             checked when asked, and by `events` that it never falls.
         final: The target from ``end`` on, and the highest one that ``fn`` may return.
-        begin: Time of the first event.
+        begin: As in `Schedule`, and so are ``every`` and ``unit``.
         end: Time of the last event. Default: as long as the run lasts.
-        every: As in `Schedule`.
-        unit: As in `Schedule`.
 
     >>> FromFunction(lambda epoch: 0.1 * epoch, final=0.25, end=3).events()
     [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.25)]
@@ -471,9 +458,7 @@ class FromFunction(Schedule):
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
-            raise TypeError(
-                f"{self._named('fn', self.fn)} cannot be called; a function of the time is needed"
-            )
+            raise TypeError(f"{self._named('fn', self.fn)}; a function of the time is needed")
         super().__post_init__()
 
     def __repr__(self) -> str:
