@@ -1,8 +1,8 @@
 """Sparsity as a function of time: frozen values that say when to prune and how far.
 
 A schedule answers two questions for a time ``t``: does something happen (`Schedule.is_event`), and which
-share of the weights selected at the start should be zero now (`Schedule.sparsity`). Times count from 0, as the
-Trainer counts epochs and optimizer steps; with ``unit="fraction"`` they are shares of the run, 0.0 to 1.0.
+share of the weights selected at the start should be zero now (`Schedule.sparsity`). Times count from 0, as
+the Trainer counts epochs and optimizer steps; with ``unit="fraction"`` they are shares of the run, 0 to 1.
 
 A new curve is one method on the progress from 0 to 1:
 
