@@ -1,1 +1,54 @@
-"""The pruning engine: masks and reparameterization for plain PyTorch modules."""
+"""The pruning engine: masks and reparameterization for plain PyTorch modules.
+
+It has the public API of ``torch.nn.utils.prune`` and knows nothing of Lightning.
+"""
+
+from lightning_prune.prune.amounts import compute_nparams_to_prune, validate_pruning_amount
+from lightning_prune.prune.base import BasePruningMethod
+from lightning_prune.prune.container import PruningContainer
+from lightning_prune.prune.functional import (
+    custom_from_mask,
+    global_unstructured,
+    identity,
+    is_pruned,
+    l1_unstructured,
+    ln_structured,
+    random_structured,
+    random_unstructured,
+    remove,
+)
+from lightning_prune.prune.methods import (
+    CustomFromMask,
+    Identity,
+    L1Unstructured,
+    LnStructured,
+    RandomStructured,
+    RandomUnstructured,
+)
+from lightning_prune.prune.models import effective_parameters, pruned_tensors, remove_all, sparsity
+
+__all__ = [
+    "BasePruningMethod",
+    "CustomFromMask",
+    "Identity",
+    "L1Unstructured",
+    "LnStructured",
+    "PruningContainer",
+    "RandomStructured",
+    "RandomUnstructured",
+    "compute_nparams_to_prune",
+    "custom_from_mask",
+    "effective_parameters",
+    "global_unstructured",
+    "identity",
+    "is_pruned",
+    "l1_unstructured",
+    "ln_structured",
+    "pruned_tensors",
+    "random_structured",
+    "random_unstructured",
+    "remove",
+    "remove_all",
+    "sparsity",
+    "validate_pruning_amount",
+]

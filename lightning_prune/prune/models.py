@@ -1,0 +1,105 @@
+"""Whole models: what is pruned in them, how sparse they are, removing all pruning at once."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from lightning_prune.prune import attribute
+from lightning_prune.prune.functional import remove
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def pruned_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The masks of all pruned tensors of a model.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Boolean masks (True = kept) by the full name of the tensor, such as ``"encoder.0.weight"``.
+
+    Example:
+        >>> from lightning_prune.prune import l1_unstructured
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> _ = l1_unstructured(net[0], "bias", amount=1)
+        >>> {name: int(mask.sum()) for name, mask in pruned_tensors(net).items()}
+        {'0.bias': 1}
+    """
+    masks: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name in attribute.masked_names(module):
+            mask = attribute.alive_mask(module, name)
+            assert mask is not None
+            masks[f"{prefix}.{name}" if prefix else name] = mask
+    return masks
+
+
+def remove_all(model: M) -> M:
+    """Makes all pruning of a model permanent; see :func:`remove`.
+
+    Args:
+        model: Any module, pruned or not.
+
+    Returns:
+        The model, modified in place.
+
+    Example:
+        >>> from lightning_prune.prune import is_pruned, l1_unstructured
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> _ = l1_unstructured(net[0], "weight", amount=1)
+        >>> is_pruned(remove_all(net))
+        False
+    """
+    for module in model.modules():
+        for name in attribute.masked_names(module):
+            remove(module, name)
+    return model
+
+
+def sparsity(model: nn.Module) -> float:
+    """Share of zeros among all parameter entries of a model, as its forward sees them.
+
+    Args:
+        model: Any module: dense, pruned, or with its pruning removed.
+
+    Returns:
+        ``zeros / entries`` in [0, 1]; shared parameters count once; 0.0 without parameters.
+
+    Example:
+        >>> from lightning_prune.prune import l1_unstructured
+        >>> net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.ReLU())
+        >>> _ = l1_unstructured(net[0], "weight", amount=3)
+        >>> sparsity(net)
+        0.5
+    """
+    values = effective_parameters(model).values()
+    zeros = sum(value.numel() - int(value.count_nonzero()) for value in values)
+    total = sum(value.numel() for value in values)
+    return zeros / total if total else 0.0
+
+
+def effective_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters as the forward sees them: masked where pruned, under their plain names.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        Detached tensors by full name; a shared parameter is listed once, under its first name.
+
+    Example:
+        >>> from lightning_prune.prune import l1_unstructured
+        >>> list(effective_parameters(l1_unstructured(nn.Linear(3, 2), "weight", amount=3)))
+        ['weight', 'bias']
+    """
+    values: dict[str, Tensor] = {}
+    for full_name, _ in model.named_parameters():
+        prefix, _, slot = full_name.rpartition(".")
+        module = model.get_submodule(prefix)
+        pruned = slot.removesuffix("_orig")
+        name = pruned if attribute.layout_of(module, pruned) is not None else slot
+        values[f"{prefix}.{name}" if prefix else name] = getattr(module, name).detach()
+    return values
