@@ -1,0 +1,126 @@
+"""Which pruning method is used, and with which arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.utils.prune as torch_prune
+
+from lightning_prune.prune.container import AnyMethod
+from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
+
+Method = str | type[AnyMethod] | Callable[..., AnyMethod]
+
+_NAMED: dict[str, type[AnyMethod]] = {
+    "l1_unstructured": L1Unstructured,
+    "random_unstructured": RandomUnstructured,
+    "ln_structured": LnStructured,
+    "random_structured": RandomStructured,
+}
+_OURS: dict[Any, type[AnyMethod]] = {
+    torch_prune.L1Unstructured: L1Unstructured,
+    torch_prune.RandomUnstructured: RandomUnstructured,
+    torch_prune.LnStructured: LnStructured,
+    torch_prune.RandomStructured: RandomStructured,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pruning method class with its fixed arguments.
+
+    Attributes:
+        cls: The class of the method, of this package, torch or the user's own.
+        kwargs: Arguments that are the same for every tensor and event.
+        dim: Dimension of the channels for structured methods: a number, ``"out"`` or ``"in"``.
+    """
+
+    cls: type[AnyMethod]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dim: int | str = "out"
+
+    @property
+    def structured(self) -> bool:
+        """Whether whole channels are pruned."""
+        return getattr(self.cls, "PRUNING_TYPE", None) == "structured"
+
+    @property
+    def takes_amount(self) -> bool:
+        """Whether the method can be told how much to prune."""
+        return self._accepts("amount") and "amount" not in self.kwargs
+
+    def make(self, amount: int | float | None, dim: int | None = None) -> AnyMethod:
+        """A method for one event.
+
+        Args:
+            amount: Passed on if the method takes one.
+            dim: Passed on if the method takes one and none is fixed.
+        """
+        given = dict(self.kwargs)
+        if amount is not None and self.takes_amount:
+            given["amount"] = amount
+        if dim is not None and self._accepts("dim"):
+            given.setdefault("dim", dim)
+        return self.cls(**given)
+
+    def _accepts(self, name: str) -> bool:
+        return name in _parameters(self.cls)
+
+    def __str__(self) -> str:
+        """In words that are the same in every process."""
+        arguments = [f"{key}={value!r}" for key, value in sorted(self.kwargs.items())]
+        arguments += [f"dim={self.dim!r}"] if self.structured else []
+        return f"{self.cls.__name__}({', '.join(arguments)})"
+
+
+def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Mapping[str, Any] | None) -> Recipe:
+    """The recipe that some arguments of the callback describe.
+
+    Args:
+        method: A name, a class of pruning methods, or a ``functools.partial`` of one.
+        n: The norm, for methods that take one.
+        dim: The channels' dimension, for structured methods.
+        kwargs: More arguments of the method.
+
+    Raises:
+        ValueError: If the name is unknown or an argument is missing.
+        TypeError: If it is not a pruning method or does not take an argument.
+    """
+    cls, fixed = _resolve(method)
+    given = {**fixed, **(kwargs or {})}
+    accepted = _parameters(cls)
+    unknown = [key for key in given if key not in accepted]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        raise TypeError(
+            f"{cls.__name__} does not take {', '.join(unknown)}; its arguments are {', '.join(accepted) or 'none'}"
+        )
+    if "n" in accepted:
+        given.setdefault("n", n)
+    return Recipe(cls, given, dim)
+
+
+def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:
+    if isinstance(method, str):
+        if method not in _NAMED:
+            raise ValueError(f"method={method!r} is unknown; known are {', '.join(_NAMED)}, or give a class")
+        return _NAMED[method], {}
+    if isinstance(method, functools.partial):
+        if method.args:
+            raise TypeError(f"give the arguments of {method.func!r} by name, got {method.args!r} by position")
+        cls, fixed = _resolve(method.func)
+        return cls, {**fixed, **method.keywords}
+    if isinstance(method, type) and issubclass(method, torch_prune.BasePruningMethod):
+        return _OURS.get(method, method), {}
+    raise TypeError(
+        "method should be a name, a subclass of BasePruningMethod (of lightning_prune.prune or "
+        f"torch.nn.utils.prune) or a functools.partial of one, got {method!r}"
+    )
+
+
+def _parameters(cls: type[AnyMethod]) -> dict[str, inspect.Parameter]:
+    init = inspect.signature(cls.__init__).parameters
+    return {name: parameter for name, parameter in init.items() if name != "self"}

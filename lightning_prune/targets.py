@@ -1,0 +1,235 @@
+"""Which tensors of a model are pruned: patterns, exclusions, shared parameters counted once."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
+
+from lightning_prune.prune import attribute
+
+Pattern = str | re.Pattern[str] | type[nn.Module] | tuple[nn.Module, str] | Callable[[str, nn.Parameter], bool]
+Patterns = Pattern | Iterable[Pattern] | None
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A parameter that is pruned.
+
+    Attributes:
+        name: Full name in the model, such as ``"encoder.0.weight"``; of a shared parameter the first one.
+        owners: All (module, attribute) pairs that hold it; more than one if it is shared.
+        aliases: All full names, ``name`` first.
+    """
+
+    name: str
+    owners: tuple[tuple[nn.Module, str], ...]
+    aliases: tuple[str, ...]
+
+    @property
+    def module(self) -> nn.Module:
+        """The first module that holds the parameter."""
+        return self.owners[0][0]
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter object, also while it is pruned."""
+        return attribute.stored_parameter(*self.owners[0])
+
+    @property
+    def alive(self) -> Tensor | None:
+        """Boolean mask (True = kept), ``None`` while nothing is pruned."""
+        return attribute.alive_mask(*self.owners[0])
+
+    @property
+    def zeros(self) -> int:
+        """Number of entries that are masked."""
+        alive = self.alive
+        return 0 if alive is None else alive.numel() - int(alive.count_nonzero())
+
+    def channel_dim(self, dim: int | str) -> int:
+        """The dimension along which channels are counted, from the front.
+
+        Args:
+            dim: A dimension, or ``"out"`` / ``"in"`` for that of the output or input channels: 0 and 1 for
+                Linear and Conv layers and what is not known, 1 and 0 for ConvTranspose and Embedding layers.
+
+        Raises:
+            ValueError: If it is another word.
+            IndexError: If the tensor has no such dimension.
+        """
+        if isinstance(dim, str):
+            if dim not in ("out", "in"):
+                raise ValueError(f"dim should be a number, 'out' or 'in', got {dim!r}")
+            swapped = isinstance(self.module, _TRANSPOSED + _EMBEDDINGS)
+            return int(swapped) if dim == "out" else 1 - int(swapped)
+        rank = self.parameter.dim()
+        if not -rank <= dim < rank:
+            raise IndexError(f"dim={dim} does not exist in '{self.name}' of shape {tuple(self.parameter.shape)}")
+        return dim % rank
+
+
+def select(
+    model: nn.Module, parameters: Patterns = None, exclude: Patterns = None, frozen: bool = False
+) -> list[Target]:
+    """The tensors of a model that are to be pruned, in the order of ``named_parameters()``.
+
+    By default: every trainable parameter of two or more dimensions that is not an embedding, a bias or a norm's.
+    Patterns choose among those; an exact name, a (module, name) pair or a predicate chooses any parameter.
+
+    Args:
+        model: Any module.
+        parameters: What to choose, all by default: a name, a glob on names (``"backbone.*"``), the name of a
+            module, a compiled regular expression (``search`` on names), a module type, a (module, name) pair, a
+            predicate ``f(name, parameter) -> bool``, or an iterable of these.
+        exclude: What to leave out, as for ``parameters``.
+        frozen: Also parameters that do not require gradients.
+
+    Returns:
+        One target per parameter object.
+
+    Raises:
+        ValueError: If a pattern matches nothing (near names are listed), or nothing is left to prune.
+        TypeError: If something is not a pattern.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        >>> [target.name for target in select(net)]
+        ['0.weight', '2.weight']
+        >>> [target.name for target in select(net, parameters=["0.*", "2.bias"], exclude="1.*")]
+        ['0.weight', '2.bias']
+    """
+    everything = all_targets(model)
+    chosen = [t for t in everything if _eligible(t, frozen)] if parameters is None else []
+    for pattern in as_patterns(parameters):
+        chosen += _matches(pattern, everything, frozen)
+    dropped = {t.name for pattern in as_patterns(exclude) for t in _matching(pattern, everything)}
+    names = {t.name for t in chosen} - dropped
+    if not names:
+        raise ValueError(
+            "nothing is selected for pruning: by default that is trainable parameters of two or more dimensions, "
+            f"without embeddings and norms; this model has {len(everything)} parameters"
+            + (f", {len({t.name for t in chosen})} matched and were all excluded" if chosen else "")
+        )
+    return [t for t in everything if t.name in names]
+
+
+def all_targets(model: nn.Module) -> list[Target]:
+    """Every parameter of a model once, with all modules that hold it."""
+    owners: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] = {}
+    aliases: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for slot, parameter in module._parameters.items():
+            if parameter is None or isinstance(parameter, UninitializedParameter):
+                continue
+            name = slot.removesuffix("_orig")
+            name = name if attribute.layout_of(module, name) is attribute.Layout.DOCUMENTED else slot
+            owners.setdefault(id(parameter), {})[id(module), name] = (module, name)
+            aliases.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+    return [Target(aliases[key][0], tuple(owners[key].values()), tuple(aliases[key])) for key in owners]
+
+
+def as_patterns(patterns: Any) -> list[Pattern]:
+    """A list of patterns from one pattern, an iterable of them or ``None``."""
+    if patterns is None:
+        return []
+    if isinstance(patterns, Iterable) and not isinstance(patterns, (str, type)) and not _is_pair(patterns):
+        return list(patterns)
+    return [patterns]
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module) and isinstance(value[1], str)
+    )
+
+
+def _eligible(target: Target, frozen: bool) -> bool:
+    parameter = target.parameter
+    if parameter.dim() < 2 or parameter.numel() == 0 or not (parameter.is_floating_point() or parameter.is_complex()):
+        return False
+    if not (frozen or parameter.requires_grad):
+        return False
+    modules = [module for module, _ in target.owners]
+    bias = any(name.startswith("bias") for _, name in target.owners)
+    return not bias and not any(isinstance(module, _NORMS + _EMBEDDINGS) for module in modules)
+
+
+def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[Target]:
+    """What a pattern chooses: exactly named tensors as they are, of others the ones pruned by default."""
+    found = _matching(pattern, everything)
+    if _names_exactly(pattern, found):
+        return found
+    eligible = [t for t in found if _eligible(t, frozen)]
+    if not eligible:
+        raise ValueError(
+            f"{_show(pattern)} matches only tensors that are not pruned by default (vectors, norms, embeddings, "
+            f"biases or frozen ones): {_listing([t.name for t in found])}. Give their exact names, pairs or a "
+            "predicate to prune them all the same."
+        )
+    return eligible
+
+
+def _names_exactly(pattern: Pattern, found: Sequence[Target]) -> bool:
+    if isinstance(pattern, str):
+        return any(pattern in t.aliases for t in found)
+    return isinstance(pattern, tuple) or (callable(pattern) and not isinstance(pattern, type))
+
+
+def _matching(pattern: Pattern, everything: list[Target]) -> list[Target]:
+    found = [t for t in everything if _fits(pattern, t)]
+    if not found:
+        names = [name for t in everything for name in t.aliases]
+        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) if isinstance(pattern, str) else []
+        hint = f"near names: {', '.join(near)}" if near else f"the parameters are {_listing(names)}"
+        raise ValueError(f"{_show(pattern)} matches no parameter of the model; {hint}")
+    return found
+
+
+def _fits(pattern: Pattern, target: Target) -> bool:
+    if isinstance(pattern, str):
+        return any(fnmatchcase(name, pattern) or name.rpartition(".")[0] == pattern for name in target.aliases)
+    if isinstance(pattern, re.Pattern):
+        return any(pattern.search(name) for name in target.aliases)
+    if isinstance(pattern, type) and issubclass(pattern, nn.Module):
+        return any(isinstance(module, pattern) for module, _ in target.owners)
+    if _is_pair(pattern):
+        return any(module is pattern[0] and name == pattern[1] for module, name in target.owners)  # type: ignore[index]
+    if callable(pattern):
+        return bool(pattern(target.name, target.parameter))  # type: ignore[call-arg]
+    raise TypeError(
+        "parameters are chosen by names, globs, regular expressions, module types, (module, name) pairs or "
+        f"predicates, got {pattern!r} of type {type(pattern).__name__}"
+    )
+
+
+def _show(pattern: Pattern) -> str:
+    """A pattern in words that are the same in every process."""
+    if isinstance(pattern, re.Pattern):
+        return f"re.compile({pattern.pattern!r})"
+    if isinstance(pattern, tuple):
+        return f"({type(pattern[0]).__name__}, {pattern[1]!r})"
+    if isinstance(pattern, str):
+        return repr(pattern)
+    return getattr(pattern, "__qualname__", type(pattern).__qualname__)
+
+
+def describe_patterns(patterns: Patterns) -> str:
+    """Patterns in words that are the same in every process, for messages and checkpoint keys."""
+    return ", ".join(_show(pattern) for pattern in as_patterns(patterns)) or "default"
+
+
+def _listing(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
