@@ -179,21 +179,34 @@ class Budget:
         if target > final:
             raise ValueError(f"target={target} is above final={final}, the share at the schedule's end")
         _check_zeros(sizes, zeros_now)
-        shares = self._override_shares([size.name for size in sizes])
+        shares = self.override_shares([size.name for size in sizes])
         progress = target / final if final else 1.0
-        low, high = [*zeros_now], [max(self._cap(s.numel), z) for s, z in zip(sizes, zeros_now, strict=True)]
+        low, high = [*zeros_now], [max(self.cap(s.numel), z) for s, z in zip(sizes, zeros_now, strict=True)]
         for i, share in shares.items():
             low[i] = high[i] = min(max(round(share * progress * sizes[i].numel), low[i]), high[i])
         self._check_reachable(sizes, round(target * sum(size.numel for size in sizes)), low, high)
         return low, high
 
-    def _cap(self, numel: int) -> int:
-        if self.max_sparsity is None:
-            return max(numel - 1, 0)
-        # 0.29 * 100 is below 29 in floats; the share is meant as it is written.
-        return math.floor(Fraction(str(self.max_sparsity)) * numel)
+    def cap(self, units: int) -> int:
+        """Return how many of a tensor's units (weights or channels) may be zero.
 
-    def _override_shares(self, names: Sequence[str]) -> dict[int, float]:
+        >>> Budget().cap(100), Budget(max_sparsity=0.29).cap(100)
+        (99, 29)
+        """
+        if self.max_sparsity is None:
+            return max(units - 1, 0)
+        # 0.29 * 100 is below 29 in floats; the share is meant as it is written.
+        return math.floor(Fraction(str(self.max_sparsity)) * units)
+
+    def override_shares(self, names: Sequence[str]) -> dict[int, float]:
+        """Return the overrides of those tensors that have one, by position.
+
+        Raises:
+            ValueError: If an override matches no name.
+
+        >>> Budget(overrides={"stem.*": 0.0}).override_shares(["stem.weight", "fc.weight"])
+        {0: 0.0}
+        """
         for pattern in self.overrides:
             if not any(_matches(name, pattern) for name in names):
                 near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]

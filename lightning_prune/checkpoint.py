@@ -1,0 +1,123 @@
+"""Masks in checkpoints: packed bits, and dense state dicts from pruned ones and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_prune.prune.models import pruned_tensors
+
+
+def pack(mask: Tensor) -> Tensor:
+    """Eight mask entries in a byte.
+
+    Args:
+        mask: Boolean, any shape.
+
+    Returns:
+        uint8 on the CPU, 1-d of length ``ceil(entries / 8)``; entry ``i`` (row-major) is bit ``i % 8`` of byte
+        ``i // 8``.
+
+    Example:
+        >>> pack(torch.tensor([True, False, True])).tolist()
+        [5]
+    """
+    flat = mask.detach().cpu().reshape(-1).to(torch.uint8)
+    packed = torch.zeros(-(-flat.numel() // 8), dtype=torch.uint8)
+    for bit in range(8):
+        part = flat[bit::8]
+        packed[: part.numel()] |= part << bit
+    return packed
+
+
+def unpack(packed: Tensor, shape: torch.Size | tuple[int, ...] | list[int]) -> Tensor:
+    """The boolean mask that :func:`pack` made bytes of.
+
+    Args:
+        packed: uint8, 1-d.
+        shape: Shape of the mask.
+
+    Returns:
+        Boolean, of that shape, on the CPU.
+
+    Example:
+        >>> unpack(torch.tensor([5], dtype=torch.uint8), (3,)).tolist()
+        [True, False, True]
+    """
+    size = torch.Size(shape).numel()
+    flat = torch.empty(packed.numel() * 8, dtype=torch.bool)
+    for bit in range(8):
+        flat[bit::8] = (packed >> bit) & 1 != 0
+    return flat[:size].view(torch.Size(shape))
+
+
+def to_dense(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A plain state dict from one that ``torch.nn.utils.prune`` or Lightning's ``ModelPruning`` wrote.
+
+    Every pair ``name_orig``, ``name_mask`` becomes ``name``, with zeros under the mask, in the place of the first.
+
+    Args:
+        state_dict: A state dict; pairs of keys that end in ``_orig`` and ``_mask`` are converted, others kept.
+
+    Returns:
+        A new state dict that loads strictly into the unpruned model.
+
+    Raises:
+        ValueError: If an ``_orig`` and its ``_mask`` have different shapes.
+
+    Example:
+        >>> to_dense({"weight_orig": torch.ones(2), "weight_mask": torch.tensor([1.0, 0.0])})
+        {'weight': tensor([1., 0.])}
+    """
+    dense: dict[str, Any] = {}
+    for key, value in state_dict.items():
+        name = key.removesuffix("_orig")
+        if key.endswith("_orig") and f"{name}_mask" in state_dict:
+            mask = state_dict[f"{name}_mask"]
+            if mask.shape != value.shape:
+                raise ValueError(f"'{key}' has shape {tuple(value.shape)}, '{name}_mask' {tuple(mask.shape)}")
+            dense[name] = torch.where(mask != 0, value, 0)
+        elif not (key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in state_dict):
+            dense[key] = value
+    return dense
+
+
+def to_pruned(state_dict: Mapping[str, Any], model: nn.Module | None = None) -> dict[str, Any]:
+    """A state dict as ``torch.nn.utils.prune`` writes it, from a plain one with zeros.
+
+    Args:
+        state_dict: A plain state dict.
+        model: The pruned module that it is for: its pruned tensors are converted, with its masks where the state
+            has values and the module's mask keeps them. By default every floating-point tensor of two or more
+            dimensions that has zeros is converted, the zeros being what is masked.
+
+    Returns:
+        A new state dict with ``name_orig`` and ``name_mask`` instead of ``name``.
+
+    Raises:
+        ValueError: If a tensor that is pruned in ``model`` is missing.
+
+    Example:
+        >>> to_pruned({"weight": torch.tensor([[0.0, 2.0]])})
+        {'weight_orig': tensor([[0., 2.]]), 'weight_mask': tensor([[0., 1.]])}
+    """
+    masks = {} if model is None else pruned_tensors(model)
+    missing = [name for name in masks if name not in state_dict]
+    if missing:
+        raise ValueError(f"the state has no '{missing[0]}', which is pruned in the model")
+    pruned: dict[str, Any] = {}
+    for key, value in state_dict.items():
+        if key in masks or (model is None and _has_zeros(value)):
+            keep = value != 0 if model is None else masks[key].to(value.device)
+            pruned[f"{key}_orig"] = value
+            pruned[f"{key}_mask"] = keep.to(value.real.dtype if value.is_complex() else value.dtype)
+        else:
+            pruned[key] = value
+    return pruned
+
+
+def _has_zeros(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1 and bool((value == 0).any())

@@ -1,0 +1,49 @@
+"""Making the scores of different tensors comparable in one ranking."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Normalization = Literal["l2", "lamp"]
+
+
+def normalized(weight: Tensor, alive: Tensor | None, how: Normalization | None) -> Tensor:
+    """Scores of one tensor for a ranking over many.
+
+    Args:
+        weight: The tensor, any shape.
+        alive: Boolean mask so far, ``None`` = nothing pruned.
+        how: ``None``: the weights themselves. ``"l2"``: divided by the norm of the tensor's unpruned weights.
+            ``"lamp"``: ``w_u^2 / sum of w_v^2 over unpruned v with |w_v| >= |w_u|`` (Lee et al. 2021, layer-adaptive
+            magnitude pruning).
+
+    Returns:
+        Scores of the shape of ``weight``; for LAMP in at least float32.
+
+    Raises:
+        ValueError: If the normalization is unknown.
+
+    Example:
+        >>> normalized(torch.tensor([3.0, 1.0, 2.0]), None, "lamp")
+        tensor([1.0000, 0.0714, 0.3077])
+    """
+    if how is None:
+        return weight
+    kept = weight if alive is None else torch.where(alive, weight, 0)
+    if how == "l2":
+        norm: Tensor = torch.linalg.vector_norm(kept)
+        return weight / norm
+    if how == "lamp":
+        return _lamp(kept)
+    raise ValueError(f"normalize should be None, 'l2' or 'lamp', got {how!r}")
+
+
+def _lamp(weight: Tensor) -> Tensor:
+    squares = weight.abs().flatten().to(torch.promote_types(weight.abs().dtype, torch.float32)).square()
+    values, order = squares.sort(descending=True, stable=True)
+    # Of equal weights each stands before itself and those after it, so the largest sum counts all of them.
+    scores = values / values.cumsum(0).clamp_min(torch.finfo(values.dtype).tiny)
+    return torch.empty_like(squares).scatter_(0, order, scores).view(weight.shape)
