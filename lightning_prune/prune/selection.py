@@ -27,7 +27,7 @@ __all__ = ["keep_masks", "random_keep_masks"]
 _PIECE_CPU = 1 << 18  # entries: the magnitudes and two masks of a piece stay in a core's L2 cache
 _PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
 _DIRECT = 1 << 17  # up to so many living entries are collected and searched without a sample
-_SAMPLE = 1 << 17
+_SAMPLE = 1 << 18
 _EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
 _BELOW_ALL = -1.0  # less than every magnitude
 
@@ -202,12 +202,15 @@ def _threshold(pieces: Sequence[_Piece], count: int, living: int) -> tuple[float
 
 def _bracket(pieces: Sequence[_Piece], quantile: float) -> tuple[float, float]:
     """Two values that enclose the quantile, but for a chance of about 1 in 10,000, judged by a sample."""
-    step = max(1, sum(piece.score.numel() for piece in pieces) // _SAMPLE)
-    sample = torch.cat([_sample(piece, step).to(pieces[0].score.device) for piece in pieces]).sort().values
+    step = max(16, sum(piece.score.numel() for piece in pieces) // _SAMPLE)
+    sample = torch.cat([_sample(piece, step).to(pieces[0].score.device) for piece in pieces])
     size = len(sample)
     margin = 4 * math.sqrt(size * quantile * (1 - quantile)) + 4
     low, high = math.floor(size * quantile - margin), math.ceil(size * quantile + margin)
-    return (float(sample[low]) if low >= 0 else _BELOW_ALL), (float(sample[high]) if high < size else math.inf)
+    return (
+        float(sample.kthvalue(low).values) if low >= 1 else _BELOW_ALL,
+        float(sample.kthvalue(high).values) if high <= size else math.inf,
+    )
 
 
 def _sample(piece: _Piece, step: int) -> Tensor:
@@ -245,8 +248,9 @@ def _masked_values(values: Tensor, chosen: Tensor) -> Tensor:
     """`values[chosen]` for few chosen entries: whole groups of eight that hold none are skipped."""
     even = len(values) // 8 * 8
     groups = chosen[:even].view(torch.int64).nonzero().view(-1)
-    near, near_chosen = values[:even].view(-1, 8)[groups], chosen[:even].view(-1, 8)[groups]
-    return torch.cat([near[near_chosen], values[even:][chosen[even:]]])
+    near = values[:even].view(-1, 8).index_select(0, groups).view(-1)
+    hits = chosen[:even].view(-1, 8).index_select(0, groups).view(-1).nonzero().view(-1)
+    return torch.cat([near.index_select(0, hits), values[even:][chosen[even:]]])
 
 
 def _bisect(
@@ -294,9 +298,17 @@ def _write_masks(pieces: Sequence[_Piece], value: float, spared: int) -> None:
         magnitude = piece.magnitude()
         piece.living(torch.gt(magnitude, value, out=piece.mask))
         if spared:
-            ties = piece.living(magnitude == value).nonzero()[-spared:]
-            piece.mask[ties.unbind(1)] = True
-            spared -= len(ties)
+            ties = piece.living(magnitude == value)
+            spared -= _keep_last(piece.mask, ties, spared)
+
+
+def _keep_last(mask: Tensor, ties: Tensor, most: int) -> int:
+    found = int(ties.count_nonzero())
+    if found <= most:
+        mask.logical_or_(ties)
+        return found
+    mask[ties.nonzero()[-most:].unbind(1)] = True
+    return most
 
 
 def _random_keep(
