@@ -67,8 +67,7 @@ def apportion(total: int, ideal: Sequence[float], low: Sequence[int], high: Sequ
     counts = [math.floor(x) for x in level]
     # Remainders that differ by rounding errors only are ties.
     by_remainder = sorted(range(len(level)), key=lambda i: (round(counts[i] - level[i], 6), i))
-    growing = [i for i in by_remainder if counts[i] < high[i]]
-    for i in growing[: total - sum(counts)]:
+    for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts
 
@@ -303,9 +302,10 @@ def _fill(
     if not joints:
         return at(0)
     found = bisect.bisect_left(joints, total, key=lambda level: math.fsum(at(level)))
+    # At the last joint the sum may miss its bound by rounding errors.
     joint = joints[min(found, len(joints) - 1)]
     free = [i for i in rising if starts[i] < joint <= stops[i]]
     if not free:
         return at(joint)
-    rest = total - math.fsum(at(joint)) + math.fsum(at(joint)[i] - offset[i] for i in free)
-    return at(rest / sum(slope[i] for i in free))
+    excess = math.fsum(at(joint)) - total
+    return at(joint - excess / sum(slope[i] for i in free))

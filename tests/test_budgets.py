@@ -39,7 +39,9 @@ def test_apportion_gives_the_largest_remainders_one_more():
 def test_apportion_breaks_ties_by_position():
     assert apportion(5, [1.25] * 4, [0] * 4, [9] * 4) == [2, 1, 1, 1]
     assert apportion(15, [10.5, 1.5, 3.0], [0] * 3, [99] * 3) == [11, 1, 3]
-    assert apportion(15, [0.1 * 15, 0.7 * 15, 3.0], [0] * 3, [99] * 3) == [2, 10, 3]
+    # Equal remainders of 0.5, but for rounding errors.
+    assert apportion(31, [0.7 * 25, 0.7 * 15, 0.7 * 5], [0] * 3, [25, 15, 5]) == [18, 10, 3]
+    assert apportion(4, [0.1 * 15, 0.1 * 25, 0.1 * 5], [0] * 3, [15, 25, 5]) == [2, 2, 0]
 
 
 def test_apportion_stays_within_its_bounds():
@@ -166,6 +168,24 @@ def test_zeros_are_never_taken_back():
     assert plan(Budget(), TWINS, 0.5, zeros_now=[8, 0, 0]) == [8, 4, 3]
     assert plan(Budget(overrides={"a": 0.2}), TWINS, 0.5, zeros_now=[4, 0, 0]) == [4, 6, 5]
     assert plan(Budget(max_sparsity=0.5), TWINS, 0.5, zeros_now=[9, 0, 0]) == [9, 3, 3]
+
+
+def test_an_override_keeps_a_weight_too_unless_asked_otherwise():
+    assert plan(Budget(overrides={"a": 1.0}), TWINS, 0.5) == [9, 3, 3]
+    assert plan(Budget(overrides={"a": 1.0}, max_sparsity=1.0), TWINS, 0.5) == [10, 3, 2]
+
+
+@given(st.integers(1, 2_000), st.data())
+def test_zeros_that_are_there_already_are_a_plan(numel, data):
+    zeros = data.draw(st.integers(0, numel - 1))
+    assert plan(Budget("erk"), [TensorSize("a", (numel,))], zeros / numel, zeros_now=[zeros]) == [zeros]
+    assert plan(Budget(), [TensorSize("a", (numel,))], zeros / numel, zeros_now=[zeros]) == [zeros]
+
+
+def test_caps_count_units():
+    assert [Budget().cap(n) for n in (0, 1, 8)] == [0, 0, 7]
+    assert [Budget(max_sparsity=0.7).cap(n) for n in (0, 1, 10)] == [0, 0, 7]
+    assert Budget(max_sparsity=1.0).cap(8) == 8
 
 
 def test_python_rounds_the_total():

@@ -308,6 +308,17 @@ def test_a_curve_of_ones_own_is_one_method():
 
     assert Late(final=0.8, begin=1, end=3).events() == [(1, 0.0), (2, 0.2), (3, 0.8)]
 
+    class Eager(Curve):
+        def share(self, x):
+            return 2 * x - 0.5
+
+    assert Eager(final=0.75, initial=0.25, end=5, every=2).events() == [
+        (0, 0.25),
+        (2, 0.4),
+        (4, 0.75),
+        (5, 0.75),
+    ]
+
     class Wave(Curve):
         def share(self, x):
             return math.sin(math.pi * x)
