@@ -6,8 +6,6 @@ import math
 import numbers
 from typing import Any
 
-import torch
-
 
 def canonical_amount(amount: Any) -> int | float:
     """A plain ``int`` (a count) or ``float`` (a fraction) from any real scalar.
@@ -23,10 +21,11 @@ def canonical_amount(amount: Any) -> int | float:
         ValueError: If it is NaN, negative, or a fraction above 1.
 
     Example:
+        >>> import torch
         >>> canonical_amount(torch.tensor(0.5)), canonical_amount(3)
         (0.5, 3)
     """
-    value = amount.item() if isinstance(amount, torch.Tensor) and amount.dim() == 0 else amount
+    value = amount.item() if getattr(amount, "ndim", None) == 0 else amount
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"amount should be a fraction (float in [0, 1]) or a count (int >= 0), got {amount!r} "

@@ -12,7 +12,6 @@ The module's class is swapped for a subclass that has a property of the tensor's
 
 from __future__ import annotations
 
-import copyreg
 import enum
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
@@ -41,6 +40,14 @@ class _Masked(nn.Module):
     _masked_layouts: ClassVar[Mapping[str, Layout]]
     _kept_masks: dict[str, Tensor]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """A new module, as ``type(pruned)(...)`` makes one, is a plain one."""
+        _set_class(self, self._masked_base)
+        self.__init__(*args, **kwargs)  # type: ignore[misc]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Hides the subclass from registries that a user's class keeps of its subclasses."""
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Masked:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, mask in self._kept_masks.items():
@@ -49,9 +56,21 @@ class _Masked(nn.Module):
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Register a parameter; one assigned to a masked name goes where that name's parameter is stored."""
-        if self._masked_layouts.get(name) is Layout.DOCUMENTED:
-            name += "_orig"
+        tensor_name = name if name in self._masked_layouts else name.removesuffix("_orig")
+        layout = self._masked_layouts.get(tensor_name)
+        if layout is not None:
+            _require_fit(self, tensor_name, param)
+            name = _slot(tensor_name, layout)
         super().register_parameter(name, param)
+
+    def __delattr__(self, name: str) -> None:
+        tensor_name = name if name in self._masked_layouts else name.removesuffix("_orig").removesuffix("_mask")
+        if tensor_name in self._masked_layouts:
+            raise AttributeError(
+                f"'{name}' of {type(self).__name__} cannot be deleted (nor parametrized) while '{tensor_name}' is "
+                f"pruned: call remove(module, '{tensor_name}') first"
+            )
+        super().__delattr__(name)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -67,10 +86,16 @@ class _Masked(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
-        if isinstance(reduced, str) or reduced[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+        if isinstance(reduced, str):
             return reduced
+        maker, args, *state = (self._plain(part) for part in reduced)
+        if not state or state[0] is None:  # the user's class makes a fresh module of its arguments
+            return (maker, tuple(map(self._plain, args)), *state)
         layouts = tuple(self._masked_layouts.items())
-        return (_new_masked, (self._masked_base, layouts), *reduced[2:])
+        return (_remade, (maker, tuple(map(self._plain, args)), layouts), *state)
+
+    def _plain(self, part: Any) -> Any:
+        return self._masked_base if part is type(self) else part
 
 
 class _MaskedRNN(_Masked):
@@ -88,6 +113,21 @@ class _MaskedRNN(_Masked):
 
     def _update_flat_weights(self) -> None:
         """Nothing can be out of date."""
+
+
+def _slot(name: str, layout: Layout | None) -> str:
+    return name + "_orig" if layout is Layout.DOCUMENTED else name
+
+
+def _require_fit(module: _Masked, name: str, param: nn.Parameter | None) -> None:
+    mask = alive_mask(module, name)
+    assert mask is not None
+    if param is None or param.shape != mask.shape:
+        given = "None" if param is None else f"one of shape {tuple(param.shape)}"
+        raise ValueError(
+            f"'{name}' of {type(module).__name__} is pruned: a parameter of the mask's shape {tuple(mask.shape)} is "
+            f"wanted, got {given}; call remove(module, '{name}') first to assign another"
+        )
 
 
 def _layout_errors(layouts: Mapping[str, Layout], state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -109,8 +149,8 @@ def _layout_errors(layouts: Mapping[str, Layout], state_dict: dict[str, Any], pr
 
 
 def _read(name: str, layout: Layout) -> property:
-    def documented(self: _Masked) -> Tensor:
-        return masked(cast(nn.Parameter, self._parameters[name + "_orig"]), self._buffers[name + "_mask"])
+    def documented(self: _Masked) -> Tensor:  # getattr: FX and DataParallel put their own in the places of both
+        return masked(getattr(self, name + "_orig"), getattr(self, name + "_mask"))
 
     def kept(self: _Masked) -> Tensor:
         return masked(cast(nn.Parameter, self._parameters[name]), self._kept_masks[name])
@@ -149,21 +189,30 @@ def _masked_class(base: type[nn.Module], layouts: Layouts) -> type[nn.Module]:
     return type(base.__name__, (mixin, base), namespace)
 
 
-def _new_masked(base: type[nn.Module], layouts: Layouts) -> nn.Module:
-    cls = _masked_class(base, layouts)
-    return cls.__new__(cls)
+def _remade(maker: Callable[..., nn.Module], args: tuple[Any, ...], layouts: Layouts) -> nn.Module:
+    """A copy or a loaded module before its state is put into it."""
+    module = maker(*args)
+    _set_class(module, _masked_class(type(module), layouts))
+    return module
 
 
-def _set_layouts(module: nn.Module, layouts: dict[str, Layout]) -> None:
+def _set_class(module: nn.Module, cls: type[nn.Module]) -> None:
+    object.__setattr__(module, "__class__", cls)  # past any __setattr__ of the user's class
+
+
+def _set_layouts(module: nn.Module, layouts: Mapping[str, Layout]) -> None:
+    require_unwrapped(module)
     base = module._masked_base if isinstance(module, _Masked) else type(module)
+    _set_class(module, _masked_class(base, tuple(layouts.items())) if layouts else base)
+
+
+def require_unwrapped(module: nn.Module) -> None:
+    """Raises TypeError if another package has changed the class of a module since it was pruned."""
     if isinstance(module, _Masked) and "_masked_base" not in type(module).__dict__:
         raise TypeError(
             f"the class of this {type(module).__name__} was changed after it was pruned (by a wrapper such as "
             "fully_shard or parametrize); prune after wrapping, and unwrap before removing the pruning."
         )
-    module.__class__ = _masked_class(base, tuple(layouts.items())) if layouts else base
-    if isinstance(module, nn.RNNBase) and not layouts:
-        module._init_flat_weights()
 
 
 def _rename(slots: dict[str, Any], old: str, new: str) -> None:
@@ -185,8 +234,7 @@ def masked_names(module: nn.Module) -> list[str]:
 
 def stored_parameter(module: nn.Module, name: str) -> nn.Parameter:
     """The parameter object behind ``module.name``, pruned or not."""
-    slot = name + "_orig" if layout_of(module, name) is Layout.DOCUMENTED else name
-    return cast(nn.Parameter, module._parameters[slot])
+    return cast(nn.Parameter, module._parameters[_slot(name, layout_of(module, name))])
 
 
 def alive_mask(module: nn.Module, name: str) -> Tensor | None:
@@ -199,6 +247,7 @@ def alive_mask(module: nn.Module, name: str) -> Tensor | None:
     return cast(_Masked, module)._kept_masks[name]
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
     """Turns the parameter ``module.name`` into a masked attribute.
@@ -209,27 +258,30 @@ def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
         mask: Boolean, shape of the parameter, True = kept.
         layout: Where parameter and mask are to be stored.
     """
-    layouts = dict(module._masked_layouts) if isinstance(module, _Masked) else {}
-    first = not layouts
-    _set_layouts(module, {**layouts, name: layout})
-    if first:
-        module.__dict__["_kept_masks"] = {}
+    parameter = cast(nn.Parameter, module._parameters[name])
+    real = parameter.real if parameter.is_complex() else parameter
+    stored = _trainable(mask.to(real.dtype) if layout is Layout.DOCUMENTED else mask)
+    _set_layouts(module, {**getattr(module, "_masked_layouts", {}), name: layout})
+    kept_masks = module.__dict__.setdefault("_kept_masks", {})
     if layout is Layout.DOCUMENTED:
-        parameter = cast(nn.Parameter, module._parameters[name])
         _rename(module._parameters, name, name + "_orig")
-        real = parameter.real if parameter.is_complex() else parameter
-        module.register_buffer(name + "_mask", mask.to(real.dtype))
+        module._buffers[name + "_mask"] = stored
     else:
-        module.__dict__["_kept_masks"][name] = mask
+        kept_masks[name] = stored
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def set_mask(module: nn.Module, name: str, mask: Tensor) -> None:
-    """Writes a new mask into the one that is there, so that everything that refers to it sees it."""
+    """Puts a new mask in the place of the one that is there."""
     if layout_of(module, name) is Layout.DOCUMENTED:
         cast(Tensor, module._buffers[name + "_mask"]).copy_(mask)
-    else:
-        cast(_Masked, module)._kept_masks[name].copy_(mask)
+    else:  # not written into: a forward that waits for its backward has saved the old one
+        cast(_Masked, module)._kept_masks[name] = _trainable(mask)
+
+
+def _trainable(mask: Tensor) -> Tensor:
+    return mask.clone() if mask.is_inference() else mask
 
 
 def hidden_values(parameter: Tensor | None, mask: Tensor) -> bool:
@@ -249,14 +301,17 @@ def erase(module: nn.Module, name: str) -> None:
 
 def detach(module: nn.Module, name: str) -> None:
     """Ends the masking: the same parameter object, in its old slot and name, with zeros written into it."""
+    require_unwrapped(module)
     layouts = dict(cast(_Masked, module)._masked_layouts)
-    remaining = {key: layout for key, layout in layouts.items() if key != name}
     erase(module, name)
-    _set_layouts(module, remaining)
-    if layouts[name] is Layout.DOCUMENTED:
+    layout = layouts.pop(name)
+    _set_layouts(module, layouts)
+    if layout is Layout.DOCUMENTED:
         _rename(module._parameters, name + "_orig", name)
         del module._buffers[name + "_mask"]
     else:
         del module.__dict__["_kept_masks"][name]
-    if not remaining:
+    if not layouts:
         del module.__dict__["_kept_masks"]
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
@@ -65,8 +69,7 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         Raises:
             ValueError: If the module is not pruned.
         """
-        require_pruned(module, self._tensor_name)
-        return cast(Tensor, getattr(module, self._tensor_name))
+        return cast(Tensor, getattr(module, self._pruned_name(module)))
 
     @classmethod
     def apply(
@@ -99,7 +102,9 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         from lightning_prune.prune.container import apply_method
 
         layout = Layout.KEPT if keep_name else Layout.DOCUMENTED
-        return apply_method(cls(*args, **kwargs), module, name, importance_scores, layout)
+        with naming(module, name):
+            method = cls(*args, **kwargs)
+        return apply_method(method, module, name, importance_scores, layout)
 
     def prune(self, t: Tensor, default_mask: Tensor | None = None, importance_scores: Tensor | None = None) -> Tensor:
         """A pruned version of ``t``, without any module.
@@ -136,12 +141,14 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         Raises:
             ValueError: If the module is not pruned.
         """
-        require_pruned(module, self._tensor_name)
-        attribute.detach(module, self._tensor_name)
+        attribute.detach(module, self._pruned_name(module))
 
-    def recorded(self) -> torch_prune.BasePruningMethod:
-        """What the history of a module keeps of this method: itself, unless it holds large tensors."""
-        return self
+    def _pruned_name(self, module: nn.Module) -> str:
+        name = getattr(self, "_tensor_name", None)
+        if name is None:
+            raise ValueError(f"this {type(self).__name__} was not applied to any tensor of a module yet")
+        require_pruned(module, name)
+        return str(name)
 
 
 def compute_mask(method: torch_prune.BasePruningMethod, t: Tensor, default_mask: Tensor) -> Tensor:
@@ -151,10 +158,9 @@ def compute_mask(method: torch_prune.BasePruningMethod, t: Tensor, default_mask:
 
 
 def _plain_state(method: BasePruningMethod) -> dict[str, Any] | None:
-    """The arguments of a method if all of them can be compared, else ``None``."""
-    state = vars(method)
-    plain = all(isinstance(v, (str, int, float, bool, type(None), tuple)) for v in state.values())
-    return state if plain else None
+    """The arguments of a method with their types, if all of them can be compared, else ``None``."""
+    state = {key: (type(value), value) for key, value in vars(method).items()}
+    return state if all(kind in (str, int, float, bool, type(None)) for kind, _ in state.values()) else None
 
 
 def describe(module: nn.Module, name: str) -> str:
@@ -162,20 +168,37 @@ def describe(module: nn.Module, name: str) -> str:
     return f"{type(module).__name__}.{name}"
 
 
+@contextmanager
+def naming(module: nn.Module, name: str) -> Iterator[None]:
+    """Puts the name of the tensor before the message of an error."""
+    try:
+        yield
+    except (TypeError, ValueError, IndexError) as error:
+        if type(error) not in (TypeError, ValueError, IndexError):
+            raise
+        raise type(error)(f"{describe(module, name)}: {error}") from error
+
+
 def require_parameter(module: nn.Module, name: str) -> nn.Parameter:
     """The parameter behind ``module.name``, or an error that says what is there instead."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"a module is wanted to prune '{name}' of, got {type(module).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a parameter of {type(module).__name__} is wanted, got {name!r}")
     where = describe(module, name)
     if attribute.layout_of(module, name) is not None:
         return attribute.stored_parameter(module, name)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(f"{where} belongs to a TorchScript module, which cannot change: prune before scripting")
+    if name.endswith("_orig") and attribute.layout_of(module, name.removesuffix("_orig")) is not None:
+        raise ValueError(f"{where} is what is stored of a pruned tensor: prune '{name.removesuffix('_orig')}' instead")
     if name not in module._parameters:
         _raise_not_a_parameter(module, name)
+    if any(isinstance(p, UninitializedParameter) for p in module._parameters.values()):
+        raise ValueError(f"{where} has no shape yet (a lazy module before its first call): call it once, then prune")
     parameter = module._parameters[name]
     if parameter is None:
         raise TypeError(f"{where} is None (the module was made without it): there is nothing to prune")
-    if isinstance(parameter, UninitializedParameter):
-        raise ValueError(f"{where} has no shape yet (a lazy module before its first call): call it once, then prune")
     return parameter
 
 
@@ -190,9 +213,16 @@ def _raise_not_a_parameter(module: nn.Module, name: str) -> None:
     names = ", ".join(n for n, p in module.named_parameters(recurse=False) if p is not None) or "none"
     if not hasattr(module, name):
         raise AttributeError(f"{where} does not exist; parameters of this module: {names}")
-    raise TypeError(
-        f"{where} is not a parameter but a {type(getattr(module, name)).__name__}; parameters of this module: {names}"
-    )
+    raise TypeError(f"{where} {_what_it_is(module, name)}; parameters of this module: {names}")
+
+
+def _what_it_is(module: nn.Module, name: str) -> str:
+    if is_parametrized(module, name):
+        return f"is parametrized: prune the tensors of module.parametrizations['{name}'] (such as 'original') instead"
+    value = getattr(module, name)
+    if isinstance(value, nn.Parameter):
+        return "is a parameter of a module inside this one (a wrapper, such as torch.compile's): prune it there"
+    return f"is not a parameter but a {type(value).__name__}"
 
 
 def require_pruned(module: nn.Module, name: str) -> None:
@@ -203,6 +233,21 @@ def require_pruned(module: nn.Module, name: str) -> None:
 
 
 def require_shape(tensor: Tensor, like: Tensor, what: str, of: str) -> None:
-    """Raises ValueError unless both tensors have the same shape."""
+    """Raises unless both are tensors of the same shape."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{what} should be a tensor of the shape {tuple(like.shape)} of {of}, got {tensor!r}")
     if tensor.shape != like.shape:
         raise ValueError(f"{what} should have the shape {tuple(like.shape)} of {of}, got {tuple(tensor.shape)}")
+
+
+def require_channels(t: Tensor, dim: int) -> int:
+    """The dimension counted from the front, or an error if the tensor has no channels along it."""
+    if t.dim() < 2:
+        raise ValueError(
+            f"structured pruning needs a tensor of at least two dimensions, got shape {tuple(t.shape)}; "
+            "prune biases and other vectors with an unstructured method"
+        )
+    dim = operator.index(dim)
+    if not -t.dim() <= dim < t.dim():
+        raise IndexError(f"dim={dim} does not exist in a tensor of shape {tuple(t.shape)}")
+    return dim % t.dim()

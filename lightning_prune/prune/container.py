@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from itertools import chain, repeat
 from typing import Any, overload
@@ -12,7 +13,15 @@ from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.base import BasePruningMethod, compute_mask, describe, require_parameter, require_shape
+from lightning_prune.prune.base import (
+    BasePruningMethod,
+    compute_mask,
+    describe,
+    naming,
+    require_channels,
+    require_parameter,
+    require_shape,
+)
 
 AnyMethod = torch_prune.BasePruningMethod
 
@@ -126,21 +135,23 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
     before = torch.ones_like(scores, dtype=torch.bool) if alive is None else alive
     if getattr(type(method).compute_mask, "ranks_alive", False):
         return compute_mask(method, scores, before)
-    region = _region(method, before)
-    part = scores[region]
+    region = _region(method, before, first=alive is None)
+    part = scores.clone() if region is ... else scores[region]
     default = before[region].to(part.real.dtype if part.is_complex() else part.dtype)
     keep = before.clone()
     keep[region] &= _as_binary(method, compute_mask(method, part, default), default)
     return keep
 
 
-def _region(method: AnyMethod, alive: Tensor) -> Any:
-    """Index of the part of the tensor that a method of this type is shown."""
+def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:
+    """Index of the part of the tensor that a method of this type is shown: at first all of it, in its shape."""
     kind = getattr(method, "PRUNING_TYPE", None)
+    if first and kind in ("unstructured", "structured"):
+        return ...
     if kind == "unstructured":
         return alive
     if kind == "structured":
-        dim = method.dim % alive.dim()  # type: ignore[attr-defined]
+        dim = require_channels(alive, method.dim)  # type: ignore[attr-defined]
         others = [d for d in range(alive.dim()) if d != dim]
         return (*[slice(None)] * dim, alive.sum(dim=others) > 0)
     if kind == "global":
@@ -170,32 +181,57 @@ def apply_method(
     method: AnyMethod, module: nn.Module, name: str, importance_scores: Tensor | None, layout: Layout
 ) -> BasePruningMethod:
     """Computes the next mask of ``module.name`` and imposes it; raises before anything changed."""
-    parameter = require_parameter(module, name)
-    scores = parameter.detach()
-    if importance_scores is not None:
-        require_shape(importance_scores, parameter, "importance_scores", describe(module, name))
-        scores = importance_scores.detach().to(parameter.device)
-    keep = next_mask(method, scores, attribute.alive_mask(module, name))
+    require_prunable(module, name, layout)
+    scores = scores_of(module, name, importance_scores)
+    with naming(module, name):
+        keep = next_mask(method, scores, attribute.alive_mask(module, name))
     return impose(method, module, name, keep, layout)
 
 
 def impose(method: AnyMethod, module: nn.Module, name: str, keep: Tensor, layout: Layout) -> BasePruningMethod:
     """Puts a boolean mask on ``module.name`` (in its layout if it is pruned already) and records the method."""
-    method._tensor_name = name
-    record = method.recorded() if isinstance(method, BasePruningMethod) else method
     if attribute.layout_of(module, name) is None:
-        if layout is Layout.DOCUMENTED:
-            _require_free(module, name)
+        require_prunable(module, name, layout)
         attribute.attach(module, name, keep, layout)
     else:
         attribute.set_mask(module, name, keep)
-    return _record(module, name, record)
+    return _record(module, name, _light(method))
 
 
-def _require_free(module: nn.Module, name: str) -> None:
-    for taken in (f"{name}_orig", f"{name}_mask"):
-        if hasattr(module, taken):
-            raise ValueError(f"{describe(module, taken)} exists already: '{name}' cannot be pruned under that name")
+def require_prunable(module: nn.Module, name: str, layout: Layout) -> nn.Parameter:
+    """The parameter behind ``module.name``, or an error if a mask cannot be put on it in this layout."""
+    parameter = require_parameter(module, name)
+    if attribute.layout_of(module, name) is None:
+        attribute.require_unwrapped(module)
+        for taken in (f"{name}_orig", f"{name}_mask"):
+            if _has_of_its_own(module, taken):
+                raise ValueError(f"{describe(module, taken)} exists already: '{name}' cannot be pruned under that name")
+    return parameter
+
+
+def scores_of(module: nn.Module, name: str, given: Tensor | None) -> Tensor:
+    """What to rank the entries of ``module.name`` by: the scores that are given, or the parameter as it is now."""
+    parameter = require_parameter(module, name)
+    if given is None:
+        return parameter.detach()
+    require_shape(given, parameter, "importance_scores", describe(module, name))
+    scores = given.detach().to(parameter.device)
+    return scores.to(torch.uint8) if scores.dtype is torch.bool else scores
+
+
+def _has_of_its_own(module: nn.Module, name: str) -> bool:
+    """Unlike ``hasattr``, not what a ``__getattr__`` of the user's class finds elsewhere."""
+    places = (module.__dict__, module._parameters, module._buffers, module._modules)
+    return any(name in place for place in places) or hasattr(type(module), name)
+
+
+def _light(method: AnyMethod) -> AnyMethod:
+    """The method for the history: without its tensors, which would pile up, and generators, which do not pickle."""
+    record = copy.copy(method)
+    for key, value in vars(method).items():
+        if isinstance(value, torch.Generator) or (isinstance(value, Tensor) and value.dim() > 0):
+            setattr(record, key, None)
+    return record
 
 
 def find_hook(module: nn.Module, name: str) -> tuple[int, BasePruningMethod] | None:
@@ -208,6 +244,7 @@ def find_hook(module: nn.Module, name: str) -> tuple[int, BasePruningMethod] | N
 
 def _record(module: nn.Module, name: str, method: AnyMethod) -> BasePruningMethod:
     """Adds a method to the history; the hook keeps its place among the user's hooks."""
+    method._tensor_name = name
     found = find_hook(module, name)
     if found is None:
         hook = method if isinstance(method, BasePruningMethod) else PruningContainer(method)

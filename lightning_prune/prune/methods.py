@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.amounts import canonical_amount, compute_nparams_to_prune, validate_pruning_amount
-from lightning_prune.prune.base import BasePruningMethod, require_shape
+from lightning_prune.prune.base import BasePruningMethod, require_channels, require_shape
 from lightning_prune.prune.container import require_binary
 from lightning_prune.prune.norms import channel_norms
 from lightning_prune.prune.selection import keep_masks, random_keep_masks
@@ -78,7 +78,7 @@ class RankedUnstructured(BasePruningMethod):
     @_ranks_alive
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
         """The mask of one tensor, in the dtype of ``default_mask``."""
-        keep = self.keep([t], [default_mask != 0])[0]
+        keep = self.keep([t], [default_mask != 0], ["scores"])[0]
         return keep.to(default_mask.dtype)
 
 
@@ -122,14 +122,6 @@ class RandomUnstructured(RankedUnstructured):
     ) -> list[Tensor]:
         return random_keep_masks(scores, count, alive=alive, generator=self._generator)
 
-    def recorded(self) -> BasePruningMethod:
-        """The method without its generator, which cannot be pickled."""
-        return RandomUnstructured(self.amount)._named(self._tensor_name)
-
-    def _named(self, name: str) -> RandomUnstructured:
-        self._tensor_name = name
-        return self
-
 
 class RankedStructured(BasePruningMethod):
     """Drops a number of whole channels along a dimension.
@@ -160,7 +152,7 @@ class RankedStructured(BasePruningMethod):
         validate_pruning_amount(self.amount, left)
         count = compute_nparams_to_prune(self.amount, left)
         scores = self.channel_scores(torch.where(kept, t, 0))
-        channels = keep_masks([scores], count, alive=[alive])[0]
+        channels = keep_masks([scores], count, alive=[alive], names=["channel scores"])[0]
         shape = [-1 if d == dim else 1 for d in range(t.dim())]
         return (kept & channels.view(shape)).to(default_mask.dtype)
 
@@ -202,12 +194,6 @@ class RandomStructured(RankedStructured):
         device = t.device if self._generator is None else self._generator.device
         return torch.rand(t.shape[self.dim], generator=self._generator, device=device).to(t.device)
 
-    def recorded(self) -> BasePruningMethod:
-        """The method without its generator, which cannot be pickled."""
-        record = RandomStructured(self.amount, self.dim)
-        record._tensor_name = self._tensor_name
-        return record
-
 
 class CustomFromMask(BasePruningMethod):
     """Drops what a given mask drops.
@@ -233,24 +219,6 @@ class CustomFromMask(BasePruningMethod):
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
         """Both masks together, in the dtype of ``default_mask``."""
         if self.mask is None:
-            raise ValueError("this CustomFromMask is a record of the past and holds no mask")
+            raise ValueError("CustomFromMask holds no mask (None was given, or it is the record of a past pruning)")
         require_shape(self.mask, t, "mask", "the tensor")
         return ((default_mask != 0) & (self.mask != 0).to(default_mask.device)).to(default_mask.dtype)
-
-    def recorded(self) -> BasePruningMethod:
-        """The method without its mask, so that a history does not grow with the tensors."""
-        record = CustomFromMask(None, self.origin)
-        record._tensor_name = self._tensor_name
-        return record
-
-
-def require_channels(t: Tensor, dim: int) -> int:
-    """The dimension counted from the front, or an error if the tensor has no channels along it."""
-    if t.dim() < 2:
-        raise ValueError(
-            f"structured pruning needs a tensor of at least two dimensions, got shape {tuple(t.shape)}; "
-            "prune biases and other vectors with an unstructured method"
-        )
-    if not -t.dim() <= dim < t.dim():
-        raise IndexError(f"dim={dim} does not exist in a tensor of shape {tuple(t.shape)}")
-    return dim % t.dim()
