@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from torch import nn
 from lightning_prune.budgets import Budget, Scope
 from lightning_prune.erasing import erase
 from lightning_prune.events import Pruner
+from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.plan import Demand, Times, make_plan
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.recipe import Method, make_recipe
@@ -60,6 +60,8 @@ class PruningCallback(Callback):
         max_sparsity: Largest share of zeros in one tensor; by default one weight or channel of each survives.
         normalize: ``"l2"`` or ``"lamp"``: makes weights of different tensors comparable with ``scope="global"``.
         seed: Seed of random methods; by default torch's initial seed, so that of ``seed_everything``.
+        restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
+            scores from then on, so that the best checkpoint is one of the highest sparsity reached.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
         verbose: Say what is selected when fit starts, and what each event did.
 
@@ -90,6 +92,7 @@ class PruningCallback(Callback):
         max_sparsity: float | None = None,
         normalize: Normalization | None = None,
         seed: int | None = None,
+        restart_scores: bool = True,
         allow_unfinished: bool = False,
         verbose: bool = True,
     ) -> None:
@@ -105,9 +108,11 @@ class PruningCallback(Callback):
         self.parameters, self.exclude = parameters, exclude
         self.normalize = normalize
         self.seed = seed
+        self.restart_scores = restart_scores
         self.allow_unfinished = allow_unfinished
         self.verbose = verbose
         self.run: PruningRun | None = None
+        self._scores = FreshScores()
         self._saved: dict[str, Any] | None = None
         self._saved_of: weakref.ref[nn.Module] | None = None
 
@@ -173,16 +178,41 @@ class PruningCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
+        self._scores.release()
         if self.plan.unit == "epoch":
             self._tick(trainer, pl_module, trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step."""
+        self._scores.release()
         if self.plan.unit == "step":
             self._tick(trainer, pl_module, trainer.global_step)
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Lets no file be ranked by a score of other weights."""
+        if self._leads(trainer):
+            self._scores.on_train_batch_end(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes which scores a validation during the fit makes."""
+        if self.run is not None and not trainer.sanity_checking:
+            self._scores.on_validation_start(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes which scores a validation during the fit made."""
+        if self.run is not None and not trainer.sanity_checking:
+            self._scores.on_validation_end(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leaves other callbacks as they were."""
+        self._scores.close()
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the share of zeros."""
+        if self._leads(trainer):
+            self._scores.on_train_epoch_end(trainer)
         if self.run is not None:
             pl_module.log("sparsity", self.run.sparsity)
 
@@ -192,6 +222,7 @@ class PruningCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves a plain model."""
+        self._scores.close()
         self._finish(pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -212,6 +243,15 @@ class PruningCallback(Callback):
         """Keeps the state until training starts, when all weights are there."""
         self._saved, self._saved_of = state_dict, None
 
+    def _restart_scores(self, trainer: Trainer) -> None:
+        restarted = restart(trainer.callbacks) if self.restart_scores else []  # type: ignore[attr-defined]
+        if restarted and self.verbose:
+            rank_zero_info(f"sparser now: scores of {', '.join(restarted)} are compared from here on")
+
+    def _leads(self, trainer: Trainer) -> bool:
+        """Whether this is the first of its kind: what concerns the whole Trainer is done once."""
+        return self is next(c for c in trainer.callbacks if isinstance(c, PruningCallback))  # type: ignore[attr-defined]
+
     def _tick(self, trainer: Trainer, pl_module: LightningModule, time: int) -> None:
         assert self.run is not None
         demands = self.due(trainer, time)
@@ -220,6 +260,7 @@ class PruningCallback(Callback):
             event = self.run.prune(demand)
             if event.sparser:
                 erase(self.run.targets, trainer.optimizers, _held_modules(trainer, pl_module))
+                self._restart_scores(trainer)
             self.on_pruned(trainer, pl_module, event)
             if self.verbose:
                 rank_zero_info(f"pruned at {self.plan.unit} {time}: {event.zeros} of {event.total} weights are zero")
@@ -229,11 +270,19 @@ class PruningCallback(Callback):
             return
         self._saved = self.state_dict()
         self._saved_of = weakref.ref(pl_module)
-        reached, planned = self.run.sparsity, self.plan.final
+        self._say_if_unfinished()
         self.run.close()
         self.run = None
-        if planned is not None and not math.isclose(reached, planned, abs_tol=5e-4):
-            rank_zero_warn(f"pruning ended at a sparsity of {reached:.4f}, the plan ends at {planned:.4f}")
+
+    def _say_if_unfinished(self) -> None:
+        assert self.run is not None
+        last, done = self.plan.last, self.run.done
+        if last is not None and (done is None or done < last):
+            planned = "" if self.plan.final is None else f" of {self.plan.final:.4f} planned"
+            rank_zero_warn(
+                f"the fit ended at {self.plan.unit} {done}, before the last pruning event at {self.plan.unit} {last}: "
+                f"reached is a sparsity of {self.run.sparsity:.4f}{planned}"
+            )
 
     def _introduction(self, model: nn.Module) -> str:
         assert self.run is not None

@@ -1,0 +1,180 @@
+"""Scores that monitors compare: only those of one sparsity, and only fresh ones (cases L3, L4 and L13)."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_prune import Constant, Cubic, Linear, OneShot, PruningCallback
+
+
+def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
+    images, labels = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(images[:600], dtype=torch.float32) / 16, torch.tensor(labels[:600]))
+    first, second = torch.utils.data.random_split(data, [480, 120], torch.Generator().manual_seed(0))
+    shuffle = torch.Generator().manual_seed(1)
+    return DataLoader(first, batch_size=48, shuffle=True, generator=shuffle), DataLoader(second, batch_size=60)
+
+
+class Net(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=5e-3)
+
+
+def trainer(path: Path, callbacks: list[Any], **kwargs: Any) -> Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(accelerator="cpu", callbacks=callbacks, default_root_dir=path, **quiet, **kwargs)
+
+
+def scores_of(paths: list[str], validation: DataLoader[Any]) -> list[float]:
+    """The validation losses of files, computed in a fresh plain model without the callback."""
+    model, scorer = Net(), trainer(Path(paths[0]).parent, [])
+    scores = []
+    for path in paths:
+        model.load_state_dict(torch.load(path, weights_only=True)["state_dict"], strict=True)
+        scores.append(scorer.validate(model, validation, verbose=False)[0]["val_loss"])
+    return scores
+
+
+def zeros(path: str) -> int:
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return sum(int((state[f"net.{i}.weight"] == 0).sum()) for i in (0, 3))
+
+
+def random_plan(rng: random.Random) -> dict[str, Any]:
+    steps = rng.random() < 0.5
+    begin, length = (rng.randrange(8), rng.randrange(8, 20)) if steps else (rng.randrange(2), rng.randrange(1, 3))
+    window = {"begin": begin, "end": begin + length, "every": rng.randrange(1, 5) if steps else 1}
+    schedule = rng.choice([Cubic, Linear])(final=rng.choice([0.5, 0.9]), unit="step" if steps else "epoch", **window)
+    plans: list[dict[str, Any]] = [
+        {"schedule": schedule, "scope": rng.choice(["local", "global", "erk"])},
+        {"method": "random_unstructured", "schedule": schedule},
+        {"method": "ln_structured", "schedule": schedule},
+        {"amount": 0.3, "epochs": [1, 2]},
+    ]
+    return rng.choice(plans)
+
+
+def random_saving(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of ModelCheckpoint and of the Trainer."""
+    return rng.choice(
+        [
+            ({}, {}),
+            ({"save_on_train_epoch_end": True}, {"val_check_interval": 0.4}),
+            ({"save_on_train_epoch_end": True}, {"check_val_every_n_epoch": 2}),
+            ({"save_on_train_epoch_end": False}, {}),
+            ({"every_n_train_steps": 3}, {"val_check_interval": 0.5}),
+            ({"every_n_train_steps": 5, "save_last": True}, {"val_check_interval": 5}),
+            ({}, {"val_check_interval": 0.25}),
+            ({}, {"check_val_every_n_epoch": 2}),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_l03_every_file_gives_the_score_in_its_name(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    seed_everything(seed)
+    train, validation = loaders()
+    saving, validating = random_saving(rng)
+    name = {"filename": "{step}-{val_loss:.17f}", "monitor": "val_loss", "save_top_k": -1, "dirpath": tmp_path}
+    checkpoint = ModelCheckpoint(**name, **saving)
+    pruning = PruningCallback(**random_plan(rng), verbose=False)
+    trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
+    scores = {path: float(score) for path, score in checkpoint.best_k_models.items() if torch.isfinite(score)}
+    files = [str(path) for path in tmp_path.glob("step*.ckpt")]
+    named = {path: float(path.split("val_loss=")[1].removesuffix(".ckpt")) for path in files}
+    assert len(files) >= 2
+    assert list(named.values()) == scores_of(files, validation)
+    assert scores.items() <= named.items()
+
+
+def test_l04_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
+    seed_everything(0)
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_top_k=2)
+    pruning = PruningCallback(schedule=Linear(final=0.97, begin=1, end=6), scope="global", verbose=False)
+    trainer(tmp_path, [checkpoint, pruning], max_epochs=8).fit(Net(), train, validation)
+    wanted = round(0.97 * (64 * 32 + 32 * 10))
+    assert [zeros(path) for path in checkpoint.best_k_models] == [wanted, wanted]
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+    assert [float(checkpoint.best_model_score)] == scores_of([checkpoint.best_model_path], validation)
+
+
+def test_l04_can_be_turned_off(tmp_path: Path) -> None:
+    seed_everything(0)
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss")
+    pruning = PruningCallback(schedule=OneShot(0.99, begin=6), restart_scores=False, verbose=False)
+    trainer(tmp_path, [checkpoint, pruning], max_epochs=7).fit(Net(), train, validation)
+    assert zeros(checkpoint.best_model_path) == 0
+
+
+def test_l04_survives_a_resume(tmp_path: Path) -> None:
+    train, validation = loaders()
+
+    def parts() -> tuple[ModelCheckpoint, PruningCallback]:
+        checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_last=True)
+        return checkpoint, PruningCallback(schedule=OneShot(0.98, begin=3), verbose=False)
+
+    seed_everything(0)
+    trainer(tmp_path, list(parts()), max_epochs=4).fit(Net(), train, validation)
+    checkpoint, pruning = parts()
+    again = trainer(tmp_path, [checkpoint, pruning], max_epochs=6)
+    again.fit(Net(), train, validation, ckpt_path=tmp_path / "last.ckpt")
+    assert zeros(checkpoint.best_model_path) == round(0.98 * (64 * 32 + 32 * 10))
+
+
+class Worse(Net):
+    """A model whose score gets worse from epoch to epoch."""
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", float(self.current_epoch))
+
+
+@pytest.mark.parametrize(("end", "epochs"), [(4, 7), (6, 9)])
+def test_l13_patience_does_not_count_epochs_that_got_sparser(end: int, epochs: int, tmp_path: Path) -> None:
+    train, validation = loaders()
+    stopping = EarlyStopping("val_loss", patience=2)
+    pruning = PruningCallback(schedule=Linear(final=0.9, begin=0, end=end), verbose=False)
+    fit = trainer(tmp_path, [stopping, pruning], max_epochs=20)
+    fit.fit(Worse(), train, validation)
+    assert fit.current_epoch == epochs
+
+
+def test_l13_stopping_early_leaves_what_was_reached(tmp_path: Path) -> None:
+    train, validation = loaders()
+    model = Worse()
+    pruning = PruningCallback(schedule=Linear(final=0.9, begin=5, end=10), verbose=False)
+    fit = trainer(tmp_path, [EarlyStopping("val_loss", patience=2), pruning], max_epochs=20)
+    with pytest.warns(UserWarning, match=r"0\.0000.*0\.9000"):
+        fit.fit(model, train, validation)
+    assert fit.current_epoch == 3
+    assert int((model.net[0].weight == 0).sum()) == 0
+
+
+def test_a_constant_sparsity_lets_scores_compete(tmp_path: Path) -> None:
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss")
+    pruning = PruningCallback(schedule=Constant(final=0.5, begin=0), verbose=False)
+    trainer(tmp_path, [checkpoint, pruning], max_epochs=3).fit(Worse(), train, validation)
+    assert checkpoint.best_model_path.endswith("epoch=0-step=10.ckpt")
