@@ -1,61 +1,122 @@
-"""The norm of each channel of a tensor."""
+"""The norm of each channel of a tensor, without a copy of the tensor."""
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import SupportsFloat
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 __all__ = ["channel_norms"]
 
+_BLOCK = 1 << 16  # entries: a block and its magnitudes stay in a core's L2 cache
+
 
 def channel_norms(t: Tensor, n: int | float | str, dim: int) -> Tensor:
-    """The norm of every slice of `t` along `dim`.
+    r"""The norm of every slice of `t` along `dim`.
+
+    For a finite number `n` the norm of channel :math:`c` is :math:`(\sum_i |t_{c,i}|^n)^{1/n}` over all its entries,
+    for ``inf`` and ``-inf`` the largest and the smallest magnitude. The values are those of
+    :func:`torch.linalg.vector_norm`, to rounding. As there, a sum that leaves the range of the dtype it is formed in
+    gives ``inf`` or 0; float16 and bfloat16 entries are summed as float32, so that large channels stay finite.
 
     Args:
-        t: Tensor with at least two dimensions, floating or complex.
-        n: A positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``.
-        dim: The channel dimension; may be negative.
+        t: Floating or complex tensor of two or more dimensions; of complex entries the modulus counts.
+        n: A positive number; ``inf``; ``-inf``; ``"fro"``, which is 2; or ``"nuc"``, the nuclear norm (sum of singular
+            values) of each slice as a matrix of its first dimension by all its others. The nuclear norm of a slice
+            that is a vector is its 2-norm.
+        dim: The channel dimension; negative ones count from the end.
 
     Returns:
-        Real tensor of shape ``(t.shape[dim],)``.
+        Tensor of shape ``(t.shape[dim],)``: float64 for double precision, else float32. Channels without entries
+        have norm 0.
 
     Raises:
-        ValueError: If `t` has fewer than two dimensions or `n` is none of the above.
+        ValueError: If `t` has fewer than two dimensions, or `n` is none of the above.
         IndexError: If `t` has no dimension `dim`.
 
     Example:
         >>> import torch
-        >>> channel_norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]]), 2, dim=0)
+        >>> weight = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+        >>> channel_norms(weight, 2, dim=0)
         tensor([5., 2.])
+        >>> channel_norms(weight, float("inf"), dim=1)
+        tensor([3., 4.])
     """
-    order = _order(n)
-    _check_dim(t, dim)
-    channels = t.detach().movedim(dim, 0)
-    if order == "nuc" and channels.dim() > 2:
-        nuclear: Tensor = torch.linalg.matrix_norm(channels.flatten(2), "nuc")
-        return nuclear
-    power = 2.0 if isinstance(order, str) else order
-    norms: Tensor = torch.linalg.vector_norm(
-        channels.flatten(1).abs().to(torch.promote_types(t.abs().dtype, torch.float32)), power, dim=1
-    )
-    return norms
+    power = _power(n)
+    dim = _checked_dim(t, dim)
+    t = t.detach()
+    dtype = torch.float64 if t.dtype in (torch.float64, torch.complex128) else torch.float32
+    if n == "nuc" and t.dim() > 2:
+        return _nuclear_norms(t, dim)
+    if t.numel() == 0:
+        return torch.zeros(t.shape[dim], dtype=dtype, device=t.device)
+    return _vector_norms(_around(t, dim), power, dtype)
 
 
-def _order(n: int | float | str) -> float | str:
+def _power(n: int | float | str) -> float:
     if n in ("fro", "nuc"):
-        return str(n)
-    if isinstance(n, SupportsFloat) and not isinstance(n, bool):
-        value = float(n)
-        if value > 0 or value == -math.inf:
-            return value
-    raise ValueError(f"n={n!r} is no order of a norm: give a positive number, inf, -inf, 'fro' or 'nuc'")
+        return 2.0
+    if not isinstance(n, str | bool) and (n > 0 or n == -math.inf):
+        return float(n)
+    raise ValueError(f"n={n!r} is not the order of a norm: give a positive number, inf, -inf, 'fro' or 'nuc'")
 
 
-def _check_dim(t: Tensor, dim: int) -> None:
+def _checked_dim(t: Tensor, dim: int) -> int:
     if t.dim() < 2:
-        raise ValueError(f"channels need at least 2 dimensions; the tensor has shape {tuple(t.shape)}")
+        raise ValueError(f"channels need a tensor of 2 or more dimensions, not one of shape {tuple(t.shape)}")
     if not -t.dim() <= dim < t.dim():
-        raise IndexError(f"dim={dim} is out of range for shape {tuple(t.shape)}")
+        raise IndexError(
+            f"dim={dim} is out of range for a tensor of shape {tuple(t.shape)}: give {-t.dim()} to {t.dim() - 1}"
+        )
+    return dim % t.dim()
+
+
+def _nuclear_norms(t: Tensor, dim: int) -> Tensor:
+    matrices = t.movedim(dim, 0).flatten(2)
+    if matrices.dtype in (torch.float16, torch.bfloat16):
+        matrices = matrices.float()
+    singular: Tensor = torch.linalg.svdvals(matrices)
+    return singular.sum(1)
+
+
+def _around(t: Tensor, dim: int) -> Tensor:
+    """`t` as (entries before, channels, entries after) in the order of memory, which norms do not depend on."""
+    order = sorted(range(t.dim()), key=t.stride, reverse=True)
+    place = order.index(dim)
+    t = t.permute(order)
+    return t.reshape(math.prod(t.shape[:place]), t.shape[place], -1)
+
+
+def _vector_norms(x: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+    before, channels, after = x.shape
+    if before == 1 and power == 2.0:  # torch has a fast path for just this
+        norms: Tensor = torch.linalg.vector_norm(x[0], 2, dim=1, dtype=None if x.is_complex() else dtype)
+        return norms
+    if channels * after <= _BLOCK:
+        blocks = torch.split(x.view(before, -1), _BLOCK // (channels * after))
+        rows = (_reduce(_terms(block, power, dtype), power, 0) for block in blocks)
+        total = _reduce(_join(rows, power).view(channels, after), power, 1)
+    else:
+        slices = (torch.split(part, max(1, _BLOCK // after)) for part in x)
+        total = _join((torch.cat([_reduce(_terms(b, power, dtype), power, 1) for b in s]) for s in slices), power)
+    return total if math.isinf(power) else total.pow_(1 / power)
+
+
+def _terms(block: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+    magnitude = block.abs().to(dtype)
+    return magnitude if math.isinf(power) else magnitude.pow_(power)
+
+
+def _reduce(terms: Tensor, power: float, dim: int) -> Tensor:
+    if math.isinf(power):
+        return terms.amax(dim) if power > 0 else terms.amin(dim)
+    return terms.sum(dim)
+
+
+def _join(parts: Iterable[Tensor], power: float) -> Tensor:
+    if math.isinf(power):
+        return functools.reduce(torch.maximum if power > 0 else torch.minimum, parts)
+    return functools.reduce(torch.add, parts)
