@@ -1,0 +1,64 @@
+"""Compare gradual with one-shot pruning: the same dense networks, the same zeros, the same number of epochs.
+
+``python examples/gradual.py`` takes scikit-learn's digits; ``--data DIR`` takes a folder with MNIST or Fashion-MNIST.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from statistics import mean, stdev
+
+import lightning as L
+from data import Images
+from digits import ConvNet, quiet_trainer, test_accuracy
+
+from lightning_prune import Cubic, OneShot, PruningCallback, Schedule
+
+SPARSITIES = (0.90, 0.95, 0.98)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", metavar="DIR", help="folder with the IDX files of MNIST or Fashion-MNIST")
+    parser.add_argument("--limit", type=int, help="train on so many images only")
+    parser.add_argument("--epochs", type=int, default=15, help="epochs of training, then of pruning (default: 15)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of networks (default: 3)")
+    args = parser.parse_args()
+
+    images = Images(args.data, args.limit)
+    networks = [dense_network(seed, images, args.epochs) for seed in range(args.seeds)]
+    print(f"test accuracy (mean and standard deviation of {args.seeds} seeds)\n")
+    print("| zeros | one-shot | cubic |")
+    print("|---|---|---|")
+    for final in SPARSITIES:
+        one_shot = [pruned_accuracy(network, OneShot(final), images, args.epochs) for network in networks]
+        gradual = Cubic(final=final, end=2 * args.epochs // 3)
+        cubic = [pruned_accuracy(network, gradual, images, args.epochs) for network in networks]
+        print(f"| {final:.0%} | {summary(one_shot)} | {summary(cubic)} |", flush=True)
+    dense = summary([test_accuracy(network, images) for network in networks])
+    print(f"| none | {dense} | {dense} |")
+
+
+def dense_network(seed: int, images: Images, epochs: int) -> ConvNet:
+    L.seed_everything(seed, verbose=False)
+    network = ConvNet()
+    quiet_trainer(epochs).fit(network, images)
+    return network
+
+
+def pruned_accuracy(network: ConvNet, schedule: Schedule, images: Images, epochs: int) -> float:
+    """Test accuracy of a copy of the network after pruning it by a schedule."""
+    L.seed_everything(0, verbose=False)
+    network = copy.deepcopy(network)
+    quiet_trainer(epochs, PruningCallback(schedule=schedule, scope="global")).fit(network, images)
+    return test_accuracy(network, images)
+
+
+def summary(values: list[float]) -> str:
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return f"{mean(values):.4f} ± {spread:.4f}"
+
+
+if __name__ == "__main__":
+    main()
