@@ -2,6 +2,7 @@
 
 from lightning_prune.callback import PruningCallback
 from lightning_prune.plan import Demand
+from lightning_prune.rewind import Reinit, Rewind
 from lightning_prune.run import PruningEvent
 from lightning_prune.schedules import (
     Constant,
@@ -30,6 +31,8 @@ __all__ = [
     "Polynomial",
     "PruningCallback",
     "PruningEvent",
+    "Reinit",
+    "Rewind",
     "Schedule",
     "Steps",
 ]

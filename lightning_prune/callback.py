@@ -12,18 +12,19 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_prune.budgets import Budget, Scope
-from lightning_prune.erasing import erase
+from lightning_prune.erasing import averaged_models, erase
 from lightning_prune.events import Pruner
+from lightning_prune.limits import Limits, bound, limits_of, require_room
+from lightning_prune.messages import introduction, unfinished, without_effect
 from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.plan import Demand, Times, make_plan
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.recipe import Method, make_recipe
-from lightning_prune.run import PruningEvent, PruningRun
+from lightning_prune.rewind import Reinit, Rewind, Rewinder
+from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap, sparsity_of
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
-from lightning_prune.targets import Patterns, describe_patterns, select
-
-DEFAULT_AMOUNT = 0.5
+from lightning_prune.targets import Patterns, as_patterns, describe_patterns, select_trainable
 
 
 class PruningCallback(Callback):
@@ -59,7 +60,13 @@ class PruningCallback(Callback):
             it alone), or instead of ``amount`` their own amount.
         max_sparsity: Largest share of zeros in one tensor; by default one weight or channel of each survives.
         normalize: ``"l2"`` or ``"lamp"``: makes weights of different tensors comparable with ``scope="global"``.
+        rewind: Where to go back to after each event: ``Rewind(epoch=0)``, ``Rewind(step=500)``; or ``Reinit(seed)`` for
+            new initial values. Masks stay. Nowhere by default.
         seed: Seed of random methods; by default torch's initial seed, so that of ``seed_everything``.
+        keep_zeros: Take the zeros that the selected weights have when training starts as pruned: they stay zero, and
+            count for the plan. Without ``amount``, ``schedule`` and times nothing else is pruned.
+        frozen: ``"skip"``: tensors that are frozen when fit starts are not pruned; ``"join"``: at the first event after
+            they became trainable they are pruned with the others, and count for the plan from then on.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
             scores from then on, so that the best checkpoint is one of the highest sparsity reached.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
@@ -91,30 +98,40 @@ class PruningCallback(Callback):
         overrides: Mapping[str, float] | None = None,
         max_sparsity: float | None = None,
         normalize: Normalization | None = None,
+        rewind: Rewind | Reinit | None = None,
         seed: int | None = None,
+        keep_zeros: bool = False,
+        frozen: Literal["skip", "join"] = "skip",
         restart_scores: bool = True,
         allow_unfinished: bool = False,
         verbose: bool = True,
     ) -> None:
         self.recipe = make_recipe(method, n, dim, method_kwargs)
-        if amount is not None:
-            amount = canonical_amount(amount)
-        elif schedule is None and self.recipe.takes_amount:
-            amount = DEFAULT_AMOUNT
-        self.plan = make_plan(amount, epochs, steps, schedule)
-        if not self.recipe.takes_amount and (amount is not None or schedule is not None):
-            raise ValueError(f"{self.recipe} does not take an amount: give epochs= or steps= alone")
+        amount = self._amount(amount)
+        self.plan = make_plan(
+            amount, epochs, steps, schedule, takes_amount=self.recipe.takes_amount, keep_zeros=keep_zeros
+        )
         self.budget = Budget(scope, overrides or {}, max_sparsity)
-        self.parameters, self.exclude = parameters, exclude
+        self.parameters = None if parameters is None else as_patterns(parameters)
+        self.exclude = as_patterns(exclude)
         self.normalize = normalize
+        self.rewind = rewind
         self.seed = seed
+        self.keep_zeros = keep_zeros
+        if frozen not in ("skip", "join"):
+            raise ValueError(f"frozen should be 'skip' or 'join', got {frozen!r}")
+        self.frozen = frozen
         self.restart_scores = restart_scores
         self.allow_unfinished = allow_unfinished
         self.verbose = verbose
         self.run: PruningRun | None = None
         self._scores = FreshScores()
+        self._rewinder = Rewinder(rewind)
         self._saved: dict[str, Any] | None = None
         self._saved_of: weakref.ref[nn.Module] | None = None
+        self._bound = self.plan
+        self._said = False
+        self._max_epochs: int | None = None
 
     @property
     def state_key(self) -> str:
@@ -134,8 +151,8 @@ class PruningCallback(Callback):
             What to do now, in order; nothing by default between the times of the plan.
         """
         assert self.run is not None
-        after = self.plan.start(time) if self.run.done is None else self.run.done
-        return self.plan.due(after, time)
+        after = self._bound.start(time) if self.run.done is None else self.run.done
+        return self._bound.due(after, time)
 
     def on_pruned(self, trainer: Trainer, pl_module: LightningModule, event: PruningEvent) -> None:
         """Called after each event; to be overridden.
@@ -147,45 +164,55 @@ class PruningCallback(Callback):
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forgets what belongs to another model."""
-        if stage == "fit" and (self._saved_of is None or self._saved_of() is not pl_module):
-            self._saved = None
+        """Begins the plan anew; forgets masks of another model."""
+        if stage == "fit":
+            known = self._saved_of is not None and self._saved_of() is pl_module
+            self._saved = {**self._saved, "done": None, "rewind": {}} if known and self._saved else None
+            self._bound, self._said = self.plan, False
+            self._max_epochs = trainer.max_epochs  # before averaging callbacks add epochs of their own
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Selects the tensors and refuses what cannot work."""
-        targets = select(pl_module, self.parameters, self.exclude)
+        join = self.frozen == "join"
+        targets, frozen = select_trainable(pl_module, self.parameters, self.exclude, join)
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
-        self.run = PruningRun(targets, pruner, trainer.strategy.broadcast(seed))
-        self._refuse_unfinished(trainer)
+        pruner.check([*targets, *frozen] if join else targets)
+        run = PruningRun(targets, pruner, trainer.strategy.broadcast(seed), frozen=frozen, join=join)
+        refuse_overlap(run, [c.run for c in self._all(trainer) if c is not self and c.run is not None])
+        self._require_room(trainer, Limits(self._max_epochs, trainer.max_steps))
+        self._rewinder = Rewinder(self.rewind)
+        self._rewinder.check(pl_module)
+        self.run = run
         if self.verbose:
-            rank_zero_info(self._introduction(pl_module))
+            rank_zero_info(introduction(run, pl_module, self._words()))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
         assert self.run is not None
-        if self._saved is None:
-            return
-        if self._saved.get("plan", str(self.plan)) != str(self.plan):
-            raise ValueError(
-                f"the checkpoint was written under another plan: {self._saved['plan']}; this one is {self.plan}"
-            )
+        limits = limits_of(trainer, self._max_epochs)
+        self._bound = bound(self.plan, limits)
+        self._require_room(trainer, limits)
+        if self._saved:
+            refuse_other(self._saved["words"], self._words())
+        self.run.start(self.keep_zeros, take=not self._saved)
         if self._saved:
             self.run.load_state_dict(self._saved)
-        if self._saved_of is not None:
-            self.run.done = None
+            self._rewinder.load_state_dict(self._saved["rewind"])
         self._saved = None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
         self._scores.release()
-        if self.plan.unit == "epoch":
+        self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
+        if self._bound.unit == "epoch":
             self._tick(trainer, pl_module, trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step."""
         self._scores.release()
-        if self.plan.unit == "step":
+        self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
+        if self._bound.unit == "step":
             self._tick(trainer, pl_module, trainer.global_step)
 
     def on_train_batch_end(
@@ -214,7 +241,7 @@ class PruningCallback(Callback):
         if self._leads(trainer):
             self._scores.on_train_epoch_end(trainer)
         if self.run is not None:
-            pl_module.log("sparsity", self.run.sparsity)
+            pl_module.log("sparsity", sparsity_of([c.run for c in self._all(trainer) if c.run is not None]))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves a plain model."""
@@ -237,74 +264,90 @@ class PruningCallback(Callback):
         """Masks and position; kept after a fit until the next one."""
         if self.run is None or self._saved is not None:
             return self._saved or {}
-        return {**self.run.state_dict(), "plan": str(self.plan), "recipe": str(self.recipe)}
+        return {**self.run.state_dict(), "words": self._words(), "rewind": self._rewinder.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until training starts, when all weights are there."""
-        self._saved, self._saved_of = state_dict, None
+        """Keeps the state until training starts, when all weights are there; later (a tuner went back) takes it."""
+        if self.run is not None and self.run.started:
+            self.run.load_state_dict(state_dict)
+            self._rewinder.load_state_dict(state_dict["rewind"])
+        else:
+            self._saved = state_dict
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Says so when a fit goes on from a checkpoint without a pruning state."""
+        self._saved_of = weakref.ref(pl_module)
+        resuming = trainer.state.fn == "fit" and trainer.ckpt_path is not None
+        if resuming and self.state_key not in checkpoint["callbacks"]:
+            rank_zero_warn(f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh")
+
+    def _words(self) -> str:
+        """How and when is pruned, in words that are the same in every process."""
+        return f"{self.recipe}, {self.budget.scope}: {self.plan}"
+
+    def _go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self.run is not None
+        if not self._rewinder.go_back(*_training_state(trainer, pl_module), self.run.events):
+            rank_zero_warn(f"nothing is rewound: {self.rewind} lies ahead of epoch {trainer.current_epoch}")
 
     def _restart_scores(self, trainer: Trainer) -> None:
         restarted = restart(trainer.callbacks) if self.restart_scores else []  # type: ignore[attr-defined]
         if restarted and self.verbose:
             rank_zero_info(f"sparser now: scores of {', '.join(restarted)} are compared from here on")
 
+    def _all(self, trainer: Trainer) -> list[PruningCallback]:
+        """All of this kind, since a model can be pruned by several."""
+        return [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
+
     def _leads(self, trainer: Trainer) -> bool:
         """Whether this is the first of its kind: what concerns the whole Trainer is done once."""
-        return self is next(c for c in trainer.callbacks if isinstance(c, PruningCallback))  # type: ignore[attr-defined]
+        return self is self._all(trainer)[0]
 
     def _tick(self, trainer: Trainer, pl_module: LightningModule, time: int) -> None:
         assert self.run is not None
+        if self._max_epochs is not None and 0 <= self._max_epochs <= trainer.current_epoch:
+            return
         demands = self.due(trainer, time)
         self.run.done = max(time, self.run.done or 0)
         for demand in demands:
             event = self.run.prune(demand)
             if event.sparser:
-                erase(self.run.targets, trainer.optimizers, _held_modules(trainer, pl_module))
+                self._go_back(trainer, pl_module)
+                erase(self.run.targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
                 self._restart_scores(trainer)
+            self._say_once(without_effect(event, self._bound.unit))
             self.on_pruned(trainer, pl_module, event)
             if self.verbose:
-                rank_zero_info(f"pruned at {self.plan.unit} {time}: {event.zeros} of {event.total} weights are zero")
+                rank_zero_info(f"pruned at {self._bound.unit} {time}: {event.zeros} of {event.total} weights are zero")
 
     def _finish(self, pl_module: LightningModule) -> None:
         if self.run is None:
             return
         self._saved = self.state_dict()
         self._saved_of = weakref.ref(pl_module)
-        self._say_if_unfinished()
+        if self.run.started and (message := unfinished(self.run, self._bound)):
+            rank_zero_warn(message)
         self.run.close()
         self.run = None
 
-    def _say_if_unfinished(self) -> None:
-        assert self.run is not None
-        last, done = self.plan.last, self.run.done
-        if last is not None and (done is None or done < last):
-            planned = "" if self.plan.final is None else f" of {self.plan.final:.4f} planned"
-            rank_zero_warn(
-                f"the fit ended at {self.plan.unit} {done}, before the last pruning event at {self.plan.unit} {last}: "
-                f"reached is a sparsity of {self.run.sparsity:.4f}{planned}"
-            )
+    def _require_room(self, trainer: Trainer, limits: Limits) -> None:
+        if not (self.allow_unfinished or trainer.fast_dev_run):  # type: ignore[attr-defined]
+            require_room(self._bound, limits)
 
-    def _introduction(self, model: nn.Module) -> str:
-        assert self.run is not None
-        weights = sum(p.numel() for p in model.parameters())
-        return (
-            f"pruning {len(self.run.targets)} tensors, {self.run.total} of {weights} weights, by {self.recipe}, "
-            f"{self.budget.scope}: {self.plan}"
-        )
+    def _say_once(self, message: str | None) -> None:
+        if message is not None and not self._said:
+            self._said = True
+            rank_zero_warn(message)
 
-    def _refuse_unfinished(self, trainer: Trainer) -> None:
-        last, unit = self.plan.last, self.plan.unit
-        limit = trainer.max_epochs if unit == "epoch" else trainer.max_steps
-        if last is None or limit is None or limit < 0 or last < limit or self.allow_unfinished:
-            return
-        raise ValueError(
-            f"the plan's last event is at {unit} {last}, but max_{unit}s={limit} ends the fit before it (the last "
-            f"{unit} is {limit - 1}): raise max_{unit}s to {last + 1} or more, end the plan at {unit} {limit - 1}, or "
-            "pass allow_unfinished=True"
-        )
+    def _amount(self, amount: int | float | None) -> int | float | None:
+        """The amount given, to the callback or to the method."""
+        if amount is None:
+            return self.recipe.amount
+        if self.recipe.amount is not None:
+            raise ValueError(f"amount={amount!r} is given, and amount={self.recipe.amount!r} to the method: give one")
+        return canonical_amount(amount)
 
 
-def _held_modules(trainer: Trainer, pl_module: LightningModule) -> list[nn.Module]:
-    """Copies of the model that other callbacks hold, such as averaged models."""
-    values = (value for callback in trainer.callbacks for value in vars(callback).values())  # type: ignore[attr-defined]
-    return [value for value in values if isinstance(value, nn.Module) and value is not pl_module]
+def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[nn.Module, list[Any], list[Any]]:
+    """The model, its optimizers and its learning-rate schedulers."""
+    return pl_module, trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from lightning_prune.targets import Target
 
@@ -33,6 +35,19 @@ def erase(targets: Sequence[Target], optimizers: Iterable[Optimizer], copies: It
         _erase_state(optimizer, dead)
     for copy in copies:
         _erase_copy(copy, {t.name: dead[id(t.parameter)] for t in targets if id(t.parameter) in dead})
+
+
+def averaged_models(callbacks: Iterable[object]) -> list[nn.Module]:
+    """The averages of the model that callbacks keep, by Lightning's callbacks or torch's ``AveragedModel``.
+
+    Other models that a callback holds, such as a teacher, are no averages.
+    """
+    found: list[nn.Module] = []
+    for callback in callbacks:
+        held = [value for value in vars(callback).values() if isinstance(value, nn.Module)]
+        averaging = isinstance(callback, (StochasticWeightAveraging, WeightAveraging))
+        found += [value for value in held if averaging or isinstance(value, AveragedModel)]
+    return found
 
 
 def _fill(dead: Tensor, *tensors: Tensor | None) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from lightning_prune.prune.container import next_mask
 from lightning_prune.prune.functional import global_masks
 from lightning_prune.recipe import Recipe
 from lightning_prune.scores import Normalization, normalized
-from lightning_prune.structured import channel_counts, global_channels, kept_channels
+from lightning_prune.structured import channel_counts, global_channels, kept_channels, require_channel_scores
 from lightning_prune.targets import Target
 
 
@@ -51,18 +52,58 @@ class Pruner:
         wanted = round(demand.sparsity * sum(t.parameter.numel() for t in targets))
         if wanted <= sum(zeros):
             return [t.alive for t in targets]
-        sizes = [TensorSize(t.name, tuple(t.parameter.shape)) for t in targets]
-        final = demand.sparsity if self.final is None else self.final
+        sizes = _sizes(targets)
+        final = max(demand.sparsity, self.final or 0.0)
         if self.budget.scope == "global":
             low, high = self.budget.bounds(sizes, demand.sparsity, final, zeros)
             return self._global(targets, wanted - sum(zeros), _minus(low, zeros), _minus(high, zeros))
         after = self.budget.plan(sizes, demand.sparsity, final, zeros)
         return [self._to_zeros(t, count) for t, count in zip(targets, after, strict=True)]
 
+    def among(self, targets: Sequence[Target]) -> Pruner:
+        """Without the overrides of tensors that are not there yet."""
+        names = [t.name for t in targets]
+        here = {
+            pattern: share
+            for pattern, share in self.budget.overrides.items()
+            if any(name == pattern or fnmatchcase(name, pattern) for name in names)
+        }
+        return replace(self, budget=replace(self.budget, overrides=here))
+
+    def check(self, targets: Sequence[Target]) -> None:
+        """Refuses, before anything is pruned, what an event would have to refuse later.
+
+        Args:
+            targets: All tensors that are pruned together.
+
+        Raises:
+            ValueError: If a tensor has no channels for a structured method, an override matches no tensor, the
+                target at the end is out of the budget's reach, or a method cannot prune tensors together.
+            IndexError: If a tensor has not the dimension that counts its channels.
+        """
+        if self.recipe.structured:
+            for target in targets:
+                self.recipe.channel_dim(target)
+        if self.budget.scope == "global":
+            self._check_together(targets)
+        sizes = _sizes(targets)
+        if self.final is not None:
+            self.budget.bounds(sizes, self.final, self.final, [0] * len(sizes))
+        self.budget.override_shares([t.name for t in targets])
+
+    def _check_together(self, targets: Sequence[Target]) -> None:
+        kind = getattr(self.recipe.cls, "PRUNING_TYPE", None)
+        if self.recipe.structured:
+            require_channel_scores(self.recipe.make(0, self.recipe.channel_dim(targets[0])))
+        elif kind != "unstructured":
+            raise ValueError(
+                f"{self.recipe.cls.__name__} of type {kind!r} cannot prune many tensors together: use scope='local'"
+            )
+
     def _to_zeros(self, target: Target, zeros: int) -> Tensor | None:
         """The mask of one tensor with that many zeros, or the nearest number that whole channels can give."""
         if self.recipe.structured:
-            dim = target.channel_dim(self.recipe.dim)
+            dim = self.recipe.channel_dim(target)
             channels, dead = channel_counts(target, dim)
             wanted = round(zeros * channels / target.parameter.numel())
             return self._local(target, min(wanted, self.budget.cap(channels)) - dead)
@@ -72,7 +113,7 @@ class Pruner:
         """The mask of one tensor after dropping ``count`` more of its units."""
         if count is not None and count <= 0:
             return target.alive
-        dim = target.channel_dim(self.recipe.dim) if self.recipe.structured else None
+        dim = self.recipe.channel_dim(target) if self.recipe.structured else None
         method = self.recipe.make(count, dim)
         try:
             return next_mask(method, target.parameter.detach(), target.alive)
@@ -83,24 +124,30 @@ class Pruner:
         overridden = self.budget.override_shares([t.name for t in targets])
         own = {i: self._of_left(targets[i], share) for i, share in overridden.items()}
         others = [i for i in range(len(targets)) if i not in own]
-        if self.budget.scope != "global" or not self.recipe.takes_amount or amount is None:
+        if self.budget.scope != "global":
             own.update({i: self._of_left(targets[i], amount) for i in others})
             return [own[i] for i in range(len(targets))]
         together = [targets[i] for i in others]
-        masks = self._global_amount(together, amount)
+        masks = self._decided_together(together) if amount is None else self._global_amount(together, amount)
         own.update(dict(zip(others, masks, strict=True)))
         return [own[i] for i in range(len(targets))]
 
+    def _decided_together(self, targets: Sequence[Target]) -> list[Tensor | None]:
+        """The masks of a method that takes no amount and sees all tensors as one."""
+        scores = [normalized(t.parameter.detach(), t.alive, self.normalize) for t in targets]
+        masks = global_masks(self.recipe.make(None), scores, [t.alive for t in targets], [t.name for t in targets])
+        return list(masks)
+
     def _of_left(self, target: Target, amount: int | float | None) -> Tensor | None:
         """The mask of one tensor after an amount of what is left of it, up to what the budget lets go."""
-        if amount is None or not self.recipe.takes_amount:
+        if amount is None:
             return self._local(target, None)
         units, dead = self._units(target)
         return self._local(target, min(compute_nparams_to_prune(amount, units - dead), self.budget.cap(units) - dead))
 
     def _units(self, target: Target) -> tuple[int, int]:
         if self.recipe.structured:
-            return channel_counts(target, target.channel_dim(self.recipe.dim))
+            return channel_counts(target, self.recipe.channel_dim(target))
         return target.parameter.numel(), target.zeros
 
     def _global_amount(self, targets: Sequence[Target], amount: int | float) -> list[Tensor | None]:
@@ -148,10 +195,14 @@ class Pruner:
     def _structured(
         self, targets: Sequence[Target], count: int, room: Sequence[int], count_channels: bool
     ) -> list[Tensor | None]:
-        dims = [t.channel_dim(self.recipe.dim) for t in targets]
+        dims = [self.recipe.channel_dim(t) for t in targets]
         methods = [self.recipe.make(0, dim) for dim in dims]
         dropped = global_channels(methods, targets, dims, count, room, count_channels)
         return [kept_channels(t, dim, dead) for t, dim, dead in zip(targets, dims, dropped, strict=True)]
+
+
+def _sizes(targets: Sequence[Target]) -> list[TensorSize]:
+    return [TensorSize(t.name, tuple(t.parameter.shape)) for t in targets]
 
 
 def _minus(counts: Sequence[int], zeros: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Literal
 
 from lightning_prune.schedules import Schedule
 
+DEFAULT_AMOUNT = 0.5
 Clock = Literal["epoch", "step"]
 Times = Iterable[int] | Callable[[int], bool] | None
 
@@ -50,6 +52,11 @@ class Plan(ABC):
     @abstractmethod
     def start(self, now: int) -> int:
         """The time up to which everything counts as done when a fit begins at time ``now``."""
+
+    @property
+    def counts_fractions(self) -> bool:
+        """Whether times are fractions of a run, so that it has to be bound to one."""
+        return False
 
     def bound_to(self, total_steps: int) -> Plan:
         """The same plan for a run of that many optimizer steps; differs for plans in fractions of a run."""
@@ -139,6 +146,11 @@ class SchedulePlan(Plan):
         """A target that was due before the fit began is reached at its first event time."""
         return -1
 
+    @property
+    def counts_fractions(self) -> bool:
+        """Whether the schedule's times are fractions of a run."""
+        return self.schedule.unit == "fraction"
+
     def bound_to(self, total_steps: int) -> Plan:
         """With a schedule in steps instead of fractions."""
         return replace(self, schedule=self.schedule.in_steps(total_steps))
@@ -148,7 +160,43 @@ class SchedulePlan(Plan):
         return repr(self.schedule)
 
 
-def make_plan(amount: int | float | None, epochs: Times, steps: Times, schedule: Schedule | None) -> Plan:
+class KeepPlan(Plan):
+    """No events: what is zero at the start stays zero, and nothing else is pruned."""
+
+    unit = "epoch"
+
+    def due(self, after: int, now: int) -> list[Demand]:
+        """Nothing."""
+        return []
+
+    @property
+    def last(self) -> int | None:
+        """No event, so no last one."""
+        return None
+
+    @property
+    def final(self) -> float | None:
+        """Whatever is there at the start."""
+        return None
+
+    def start(self, now: int) -> int:
+        """Nothing is due at any time."""
+        return now
+
+    def __str__(self) -> str:
+        """In words that are the same in every process."""
+        return "keep zeros"
+
+
+def make_plan(
+    amount: int | float | None,
+    epochs: Times,
+    steps: Times,
+    schedule: Schedule | None,
+    *,
+    takes_amount: bool = True,
+    keep_zeros: bool = False,
+) -> Plan:
     """The plan that some arguments of the callback describe.
 
     Args:
@@ -156,10 +204,20 @@ def make_plan(amount: int | float | None, epochs: Times, steps: Times, schedule:
         epochs: Epochs of events, a predicate, or ``None``.
         steps: Optimizer steps of events, a predicate, or ``None``.
         schedule: Targets instead of amounts.
+        takes_amount: Whether the method can be told how much to prune.
+        keep_zeros: Whether the zeros at the start are kept, which is a plan of its own.
 
     Raises:
-        ValueError: If both kinds are given, both units, or no or negative times.
+        ValueError: If both kinds are given, both units, or no or negative times, or what the method cannot do.
+        TypeError: If times are not whole numbers.
     """
+    if keep_zeros and all(given is None for given in (amount, epochs, steps, schedule)):
+        return KeepPlan()
+    if not takes_amount and (amount is not None or schedule is not None):
+        raise ValueError(
+            "the method decides itself how much it prunes (it has no argument named amount): give epochs= or steps= "
+            f"alone, not amount={amount!r} or schedule={schedule!r}"
+        )
     if schedule is not None:
         if amount is not None or epochs is not None or steps is not None:
             raise ValueError(
@@ -169,13 +227,21 @@ def make_plan(amount: int | float | None, epochs: Times, steps: Times, schedule:
         return SchedulePlan(schedule)
     if epochs is not None and steps is not None:
         raise ValueError(f"give epochs= or steps=, not both; got epochs={epochs!r} and steps={steps!r}")
-    return AmountPlan(amount, "step" if steps is not None else "epoch", _times(epochs if steps is None else steps))
+    if amount is None and takes_amount:
+        amount = DEFAULT_AMOUNT
+    times = _times(epochs if steps is None else steps)
+    return AmountPlan(amount, "epoch" if steps is None else "step", times)
 
 
 def _times(times: Times) -> tuple[int, ...] | Callable[[int], bool] | None:
     if times is None or callable(times):
         return times
-    listed = tuple(sorted({int(t) for t in times}))
+    if isinstance(times, str) or not isinstance(times, Iterable):
+        raise TypeError(f"times of pruning should be a list of numbers or a predicate, got {times!r}")
+    given = list(times)
+    if not all(hasattr(t, "__index__") and not isinstance(t, bool) for t in given):
+        raise TypeError(f"times of pruning should be whole numbers, got {given}")
+    listed = tuple(sorted({operator.index(t) for t in given}))
     if not listed or listed[0] < 0:
-        raise ValueError(f"times of pruning should be one or more numbers >= 0, got {listed}")
+        raise ValueError(f"times of pruning should be one or more numbers >= 0, got {given}")
     return listed

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch.nn.utils.prune as torch_prune
 
+from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.prune.container import AnyMethod
 from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
+from lightning_prune.targets import Target
 
 Method = str | type[AnyMethod] | Callable[..., AnyMethod]
 
@@ -37,11 +39,13 @@ class Recipe:
         cls: The class of the method, of this package, torch or the user's own.
         kwargs: Arguments that are the same for every tensor and event.
         dim: Dimension of the channels for structured methods: a number, ``"out"`` or ``"in"``.
+        amount: How much an event prunes, if that came with the method.
     """
 
     cls: type[AnyMethod]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     dim: int | str = "out"
+    amount: int | float | None = None
 
     @property
     def structured(self) -> bool:
@@ -51,7 +55,7 @@ class Recipe:
     @property
     def takes_amount(self) -> bool:
         """Whether the method can be told how much to prune."""
-        return self._accepts("amount") and "amount" not in self.kwargs
+        return "amount" in _parameters(self.cls)
 
     def make(self, amount: int | float | None, dim: int | None = None) -> AnyMethod:
         """A method for one event.
@@ -60,20 +64,34 @@ class Recipe:
             amount: Passed on if the method takes one.
             dim: Passed on if the method takes one and none is fixed.
         """
-        given = dict(self.kwargs)
-        if amount is not None and self.takes_amount:
-            given["amount"] = amount
-        if dim is not None and self._accepts("dim"):
-            given.setdefault("dim", dim)
-        return self.cls(**given)
+        given = {"amount": amount, "dim": dim}
+        wanted = {name: value for name, value in given.items() if value is not None and name in _parameters(self.cls)}
+        return self.cls(**{**self.kwargs, **wanted})
 
-    def _accepts(self, name: str) -> bool:
-        return name in _parameters(self.cls)
+    def channel_dim(self, target: Target) -> int:
+        """The dimension along which a structured method counts the channels of a tensor, from the front.
+
+        Args:
+            target: The tensor.
+
+        Raises:
+            ValueError: If it has fewer than two dimensions.
+            IndexError: If it has no such dimension.
+        """
+        shape = tuple(target.parameter.shape)
+        if len(shape) < 2:
+            raise ValueError(
+                f"'{target.name}' of shape {shape} has no channels for {self.cls.__name__}: exclude it, or prune it "
+                "with an unstructured method"
+            )
+        if "dim" in _parameters(self.cls):
+            return target.channel_dim(self.dim)
+        return target.channel_dim(int(getattr(self.make(0), "dim", 0)))
 
     def __str__(self) -> str:
         """In words that are the same in every process."""
-        arguments = [f"{key}={value!r}" for key, value in sorted(self.kwargs.items())]
-        arguments += [f"dim={self.dim!r}"] if self.structured else []
+        arguments = [f"{key}={_words(value)}" for key, value in sorted(self.kwargs.items())]
+        arguments += [f"dim={self.dim!r}"] if self.structured and "dim" in _parameters(self.cls) else []
         return f"{self.cls.__name__}({', '.join(arguments)})"
 
 
@@ -83,7 +101,7 @@ def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Ma
     Args:
         method: A name, a class of pruning methods, or a ``functools.partial`` of one.
         n: The norm, for methods that take one.
-        dim: The channels' dimension, for structured methods.
+        dim: The channels' dimension, for structured methods; ``kwargs`` may hold another one.
         kwargs: More arguments of the method.
 
     Raises:
@@ -100,7 +118,11 @@ def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Ma
         )
     if "n" in accepted:
         given.setdefault("n", n)
-    return Recipe(cls, given, dim)
+    missing = [name for name in _required(accepted) if name not in (*given, "amount", "dim")]
+    if missing:
+        raise ValueError(f"{cls.__name__} needs {', '.join(missing)}: give it in method_kwargs or by functools.partial")
+    amount, dim = given.pop("amount", None), given.pop("dim", dim)
+    return Recipe(cls, given, dim, None if amount is None else canonical_amount(amount))
 
 
 def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:
@@ -121,6 +143,26 @@ def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:
     )
 
 
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [name for name, p in parameters.items() if p.default is p.empty and p.kind in named]
+
+
+def _words(value: Any) -> str:
+    """A value in words that are the same in every process: no addresses."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
 def _parameters(cls: type[AnyMethod]) -> dict[str, inspect.Parameter]:
-    init = inspect.signature(cls.__init__).parameters
-    return {name: parameter for name, parameter in init.items() if name != "self"}
+    """What the constructor takes, with what it passes on to that of its base by ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        own = inspect.signature(vars(base)["__init__"]).parameters
+        found = {**own, **found}
+        if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            break
+    return {name: parameter for name, parameter in found.items() if name != "self"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ class PruningEvent:
     @property
     def sparsity(self) -> float:
         """Share of zeros among the selected weights after the event."""
-        return self.zeros / self.total
+        return self.zeros / self.total if self.total else 0.0
 
     @property
     def sparser(self) -> bool:
@@ -61,15 +61,34 @@ class PruningRun:
         pruner: Computes the masks of an event.
         seed: Seed of all random choices; each event has its own stream from it.
         layout: ``KEPT``, or ``IN_PLACE`` where somebody keeps the zeros.
+        frozen: Tensors that would be targets if they were trainable.
+        join: Whether frozen tensors become targets at the first event after they became trainable.
+
+    Attributes:
+        events: Number of events so far.
+        done: Time up to which the plan is carried out, ``None`` before its first time.
+        started: Whether training has started, so that masks may be there.
     """
 
-    def __init__(self, targets: Sequence[Target], pruner: Pruner, seed: int, layout: Layout = Layout.KEPT) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        pruner: Pruner,
+        seed: int,
+        layout: Layout = Layout.KEPT,
+        frozen: Sequence[Target] = (),
+        join: bool = False,
+    ) -> None:
         self.targets = list(targets)
         self.pruner = pruner
         self.seed = seed
         self.layout = layout
+        self.frozen = list(frozen)
+        self.join = join
         self.events = 0
         self.done: int | None = None
+        self.started = False
+        self._keeping = False
         self._origin = str(pruner.recipe)
 
     @property
@@ -85,7 +104,36 @@ class PruningRun:
     @property
     def sparsity(self) -> float:
         """Share of masked weights among the selected ones."""
-        return self.zeros / self.total
+        return self.zeros / self.total if self.total else 0.0
+
+    @property
+    def units(self) -> int:
+        """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
+        if not self.pruner.recipe.structured:
+            return 1
+        return sum(t.parameter.numel() // t.parameter.shape[self.pruner.recipe.channel_dim(t)] for t in self.targets)
+
+    def start(self, keep_zeros: bool = False, take: bool = True) -> None:
+        """Gives all targets that are pruned already the layout of this run, at the start of training.
+
+        Args:
+            keep_zeros: Take the zeros that tensors have as their masks, when they join later too.
+            take: Whether to take those of the present targets; a resumed run has their masks.
+        """
+        self.started = True
+        for target in self.targets:
+            _restore_plain(target, self._impose)
+        self._keeping = keep_zeros
+        if keep_zeros and take:
+            self._keep_zeros(self.targets)
+
+    def overlap(self, other: PruningRun) -> list[str]:
+        """Names of the tensors that both runs prune, or will when they are trainable."""
+        mine = {id(t.parameter) for t in self._eventual()}
+        return [t.name for t in other._eventual() if id(t.parameter) in mine]
+
+    def _eventual(self) -> list[Target]:
+        return [*self.targets, *(self.frozen if self.join else ())]
 
     def prune(self, demand: Demand) -> PruningEvent:
         """Carries out one event; a refused one changes nothing.
@@ -96,9 +144,11 @@ class PruningRun:
         Returns:
             What was done.
         """
+        if self.join:
+            self._take_in([t for t in self.frozen if t.parameter.requires_grad])
         before = self.zeros
         with _own_randomness(f"{self.seed}:{self.events}", self.targets):
-            masks = self.pruner.masks(self.targets, demand)
+            masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
         for target, mask in zip(self.targets, masks, strict=True):
             if mask is not None and mask is not target.alive:
                 self._impose(target, mask)
@@ -106,12 +156,18 @@ class PruningRun:
         tensors = {t.name: t.zeros for t in self.targets}
         return PruningEvent(demand, sum(tensors.values()), self.total, before, tensors)
 
-    def keep_zeros(self) -> None:
-        """Takes the zeros that the tensors already have as their masks."""
-        for target in self.targets:
+    def _keep_zeros(self, targets: Sequence[Target]) -> None:
+        for target in targets:
             nonzero = target.parameter.detach() != 0
             if not bool(nonzero.all()):
                 self._impose(target, nonzero if target.alive is None else nonzero & target.alive)
+
+    def _take_in(self, unfrozen: Sequence[Target]) -> None:
+        """Makes targets of tensors that became trainable."""
+        self.targets += unfrozen
+        self.frozen = [t for t in self.frozen if t not in unfrozen]
+        if self._keeping:
+            self._keep_zeros(unfrozen)
 
     def _impose(self, target: Target, mask: Tensor) -> None:
         for module, name in target.owners:
@@ -131,28 +187,34 @@ class PruningRun:
             "seed": self.seed,
             "events": self.events,
             "done": self.done,
-            "masks": {t.name: _mask_state(t) for t in self.targets if t.alive is not None},
+            "tensors": {t.name: _tensor_state(t) for t in self.targets},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts the masks and the position of :meth:`state_dict` back.
+        """Puts the selection, the masks and the position of :meth:`state_dict` back.
+
+        The selection is that of the state, so that it does not matter what is frozen at the moment.
 
         Raises:
             ValueError: If the state is of other tensors than the ones selected here.
         """
-        found = {t.name: t for t in self.targets}
-        for name, saved in state["masks"].items():
+        found = {t.name: t for t in [*self.targets, *self.frozen]}
+        for name, saved in state["tensors"].items():
             if name not in found or list(found[name].parameter.shape) != list(saved["shape"]):
                 here = f"of shape {tuple(found[name].parameter.shape)}" if name in found else "not selected"
                 raise ValueError(
-                    f"the pruning state is that of another model or selection: it has a mask of shape "
-                    f"{tuple(saved['shape'])} for '{name}', which is {here} here; selected are {', '.join(found)}"
+                    "the pruning state is that of another model or selection: it has "
+                    f"'{name}' of shape {tuple(saved['shape'])}, which is {here} here; selected are {', '.join(found)}"
                 )
         self.seed, self.events, self.done = state["seed"], state["events"], state["done"]
-        for name, saved in state["masks"].items():
-            self._restore(found[name], saved)
+        self.targets = [found.pop(name) for name in state["tensors"]]
+        self.frozen = list(found.values())
+        for target in self.targets:
+            self._restore(target, state["tensors"][target.name])
 
     def _restore(self, target: Target, saved: Mapping[str, Any]) -> None:
+        if "bits" not in saved:
+            return
         parameter = target.parameter
         mask = torch.empty_like(parameter, dtype=torch.bool, requires_grad=False)
         self._impose(target, mask.copy_(unpack(saved["bits"], saved["shape"])))
@@ -161,14 +223,52 @@ class PruningRun:
                 parameter[~mask] = saved["hidden"].to(parameter)
 
 
-def _mask_state(target: Target) -> dict[str, Any]:
+def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:
+    """Raises ValueError if another run prunes a tensor of this one."""
+    shared = [name for other in others for name in run.overlap(other)]
+    if shared:
+        raise ValueError(
+            f"two PruningCallbacks select the same tensors: {', '.join(shared)}; tell them apart by parameters= and "
+            "exclude="
+        )
+
+
+def refuse_other(theirs: str, mine: str) -> None:
+    """Raises ValueError if a state belongs to another plan."""
+    if theirs != mine:
+        raise ValueError(
+            f"the checkpoint was written under another pruning plan:\n  {theirs}\nthis one is\n  {mine}\nTo begin "
+            "this plan from the checkpoint's weights, load them into the model and give keep_zeros=True."
+        )
+
+
+def sparsity_of(runs: Sequence[PruningRun]) -> float:
+    """Share of masked weights among those that several runs selected."""
+    total = sum(run.total for run in runs)
+    return sum(run.zeros for run in runs) / total if total else 0.0
+
+
+def _tensor_state(target: Target) -> dict[str, Any]:
     """A mask as bits, and the values under it where an optimizer or a user made them non-zero."""
     mask, parameter = target.alive, target.parameter.detach()
-    assert mask is not None
-    state: dict[str, Any] = {"shape": list(mask.shape), "bits": pack(mask)}
-    if attribute.hidden_values(parameter, mask):
-        state["hidden"] = parameter[~mask].cpu()
+    state: dict[str, Any] = {"shape": list(parameter.shape)}
+    if mask is not None:
+        state["bits"] = pack(mask)
+        if attribute.hidden_values(parameter, mask):
+            state["hidden"] = parameter[~mask].cpu()
     return state
+
+
+def _restore_plain(target: Target, impose: Callable[[Target, Tensor], None]) -> None:
+    """Ends the layout in which ``target`` was pruned before, and imposes the same mask anew."""
+    mask = target.alive
+    if mask is None:
+        return
+    mask = mask.clone()
+    for module, name in target.owners:
+        if attribute.layout_of(module, name) is not None:
+            remove(module, name)
+    impose(target, mask)
 
 
 @contextmanager

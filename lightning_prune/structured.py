@@ -95,12 +95,18 @@ def _weights_left(target: Target, dim: int) -> list[int]:
     return [int(n) for n in alive.movedim(dim, 0).reshape(channels, -1).sum(dim=1)]
 
 
-def _scores(method: AnyMethod, target: Target, dim: int) -> Tensor:
+def require_channel_scores(method: AnyMethod) -> RankedStructured:
+    """The method, or a ValueError if it cannot rank the channels of many tensors together."""
     if not isinstance(method, RankedStructured):
         raise ValueError(
             f"{type(method).__name__} cannot rank the channels of many tensors together (it has no "
             "channel_scores): use scope='local', or subclass lightning_prune.prune.LnStructured"
         )
+    return method
+
+
+def _scores(method: AnyMethod, target: Target, dim: int) -> Tensor:
+    method = require_channel_scores(method)
     parameter, alive = target.parameter.detach(), target.alive
     scores = method.channel_scores(parameter if alive is None else torch.where(alive, parameter, 0)).double()
     size = parameter.numel() // parameter.shape[dim]

@@ -15,7 +15,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from lightning_prune.prune import attribute
 
-Pattern = str | re.Pattern[str] | type[nn.Module] | tuple[nn.Module, str] | Callable[[str, nn.Parameter], bool]
+Pattern = (
+    str | re.Pattern[str] | type[nn.Module] | nn.Module | tuple[nn.Module, str] | Callable[[str, nn.Parameter], bool]
+)
 Patterns = Pattern | Iterable[Pattern] | None
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -91,8 +93,8 @@ def select(
     Args:
         model: Any module.
         parameters: What to choose, all by default: a name, a glob on names (``"backbone.*"``), the name of a
-            module, a compiled regular expression (``search`` on names), a module type, a (module, name) pair, a
-            predicate ``f(name, parameter) -> bool``, or an iterable of these.
+            module (and all in it), a compiled regular expression (``search`` on names), a module or a type of
+            modules, a (module, name) pair, a predicate ``f(name, parameter) -> bool``, or an iterable of these.
         exclude: What to leave out, as for ``parameters``.
         frozen: Also parameters that do not require gradients.
 
@@ -125,28 +127,71 @@ def select(
     return [t for t in everything if t.name in names]
 
 
+def select_trainable(
+    model: nn.Module, parameters: Patterns, exclude: Patterns, join: bool
+) -> tuple[list[Target], list[Target]]:
+    """The tensors to prune now, and those that would be selected if they were trainable.
+
+    Args:
+        model: Any module.
+        parameters: What to choose, as for :func:`select`.
+        exclude: What to leave out, as for :func:`select`.
+        join: Whether frozen tensors will be pruned later, so that at first there may be none.
+
+    Raises:
+        ValueError: As :func:`select` does.
+    """
+    everything = select(model, parameters, exclude, frozen=True)
+    if join:
+        now = {t.name for t in everything if t.parameter.requires_grad}
+    else:
+        now = {t.name for t in select(model, parameters, exclude)}
+    return [t for t in everything if t.name in now], [t for t in everything if t.name not in now]
+
+
 def all_targets(model: nn.Module) -> list[Target]:
     """Every parameter of a model once, with all modules that hold it."""
     owners: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] = {}
     aliases: dict[int, list[str]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for slot, parameter in module._parameters.items():
-            if parameter is None or isinstance(parameter, UninitializedParameter):
+            if parameter is None:
                 continue
-            name = slot.removesuffix("_orig")
-            name = name if attribute.layout_of(module, name) is attribute.Layout.DOCUMENTED else slot
+            name = _plain_name(module, slot)
+            full_name = f"{prefix}.{name}" if prefix else name
+            _refuse_unready(module, name, full_name, parameter)
             owners.setdefault(id(parameter), {})[id(module), name] = (module, name)
-            aliases.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+            aliases.setdefault(id(parameter), []).append(full_name)
     return [Target(aliases[key][0], tuple(owners[key].values()), tuple(aliases[key])) for key in owners]
+
+
+def _plain_name(module: nn.Module, slot: str) -> str:
+    name = slot.removesuffix("_orig")
+    return name if attribute.layout_of(module, name) is attribute.Layout.DOCUMENTED else slot
+
+
+def _refuse_unready(module: nn.Module, name: str, full_name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, UninitializedParameter):
+        raise ValueError(
+            f"'{full_name}' has no shape yet (a lazy module before its first call): call the model once before the "
+            "fit, in setup or configure_model"
+        )
+    foreign = name.removesuffix("_orig")
+    hooks = module._forward_pre_hooks.values()
+    if foreign != name and any(getattr(hook, "_tensor_name", None) == foreign for hook in hooks):
+        raise ValueError(
+            f"'{full_name.removesuffix('_orig')}' is pruned by torch.nn.utils.prune: call "
+            f"torch.nn.utils.prune.remove(module, '{foreign}') before the fit, and keep its zeros with keep_zeros=True"
+        )
 
 
 def as_patterns(patterns: Any) -> list[Pattern]:
     """A list of patterns from one pattern, an iterable of them or ``None``."""
     if patterns is None:
         return []
-    if isinstance(patterns, Iterable) and not isinstance(patterns, (str, type)) and not _is_pair(patterns):
-        return list(patterns)
-    return [patterns]
+    if isinstance(patterns, (str, type, nn.Module, Tensor)) or _is_pair(patterns):
+        return [patterns]
+    return list(patterns) if isinstance(patterns, Iterable) else [patterns]
 
 
 def _is_pair(value: Any) -> bool:
@@ -184,7 +229,7 @@ def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[T
 def _names_exactly(pattern: Pattern, found: Sequence[Target]) -> bool:
     if isinstance(pattern, str):
         return any(pattern in t.aliases for t in found)
-    return isinstance(pattern, tuple) or (callable(pattern) and not isinstance(pattern, type))
+    return isinstance(pattern, tuple) or (callable(pattern) and not isinstance(pattern, (type, nn.Module)))
 
 
 def _matching(pattern: Pattern, everything: list[Target]) -> list[Target]:
@@ -199,18 +244,20 @@ def _matching(pattern: Pattern, everything: list[Target]) -> list[Target]:
 
 def _fits(pattern: Pattern, target: Target) -> bool:
     if isinstance(pattern, str):
-        return any(fnmatchcase(name, pattern) or name.rpartition(".")[0] == pattern for name in target.aliases)
+        return any(fnmatchcase(name, pattern) or name.startswith(f"{pattern}.") for name in target.aliases)
     if isinstance(pattern, re.Pattern):
         return any(pattern.search(name) for name in target.aliases)
     if isinstance(pattern, type) and issubclass(pattern, nn.Module):
         return any(isinstance(module, pattern) for module, _ in target.owners)
+    if isinstance(pattern, nn.Module):
+        return any(module is owner for module in pattern.modules() for owner, _ in target.owners)
     if _is_pair(pattern):
         return any(module is pattern[0] and name == pattern[1] for module, name in target.owners)  # type: ignore[index]
-    if callable(pattern):
-        return bool(pattern(target.name, target.parameter))  # type: ignore[call-arg]
+    if callable(pattern) and not isinstance(pattern, type):
+        return bool(pattern(target.name, target.parameter))
     raise TypeError(
-        "parameters are chosen by names, globs, regular expressions, module types, (module, name) pairs or "
-        f"predicates, got {pattern!r} of type {type(pattern).__name__}"
+        "parameters are chosen by names, globs, regular expressions, modules, module types, (module, name) pairs or "
+        f"predicates f(name, parameter), got {_show(pattern)} of type {type(pattern).__name__}"
     )
 
 
@@ -218,11 +265,11 @@ def _show(pattern: Pattern) -> str:
     """A pattern in words that are the same in every process."""
     if isinstance(pattern, re.Pattern):
         return f"re.compile({pattern.pattern!r})"
-    if isinstance(pattern, tuple):
-        return f"({type(pattern[0]).__name__}, {pattern[1]!r})"
+    if _is_pair(pattern):
+        return f"({type(pattern[0]).__name__}, {pattern[1]!r})"  # type: ignore[index]
     if isinstance(pattern, str):
         return repr(pattern)
-    return getattr(pattern, "__qualname__", type(pattern).__qualname__)
+    return str(getattr(pattern, "__qualname__", type(pattern).__qualname__))
 
 
 def describe_patterns(patterns: Patterns) -> str:

@@ -12,8 +12,9 @@ The module's class is swapped for a subclass that has a property of the tensor's
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -315,3 +316,19 @@ def detach(module: nn.Module, name: str) -> None:
         del module.__dict__["_kept_masks"]
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
+
+
+@contextlib.contextmanager
+def unmasked(module: nn.Module) -> Iterator[None]:
+    """Within it the module (not its children) has its plain class and parameters, for code that writes into them."""
+    layouts = dict(getattr(module, "_masked_layouts", {}))
+    documented = [name for name, layout in layouts.items() if layout is Layout.DOCUMENTED]
+    _set_layouts(module, {})
+    for name in documented:
+        _rename(module._parameters, name + "_orig", name)
+    try:
+        yield
+    finally:
+        for name in documented:
+            _rename(module._parameters, name, name + "_orig")
+        _set_layouts(module, layouts)

@@ -1,0 +1,271 @@
+"""Rewinding: snapshots of a training state, going back to one, and re-initialisation.
+
+Weights rewound to an early point of training and trained again with their mask are a lottery ticket (Frankle & Carbin
+2019; Frankle et al. 2020 for points after the start). Rewinding only the learning rate (Renda et al. 2020) keeps the
+trained weights and repeats the optimizer's and the schedule's course.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_prune.prune import attribute
+
+What = Literal["weights", "learning_rate", "all"]
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """Go back to an earlier point of the fit after each pruning event.
+
+    Args:
+        epoch: Back to the state at the start of this epoch.
+        step: Back to the state before this optimizer step (as ``global_step`` counts), instead of an epoch.
+        what: ``"weights"``: weights, buffers, optimizers and learning-rate schedulers. ``"learning_rate"``: only
+            optimizers and schedulers. ``"all"``: as ``"weights"``, and the random state.
+
+    Raises:
+        ValueError: If not exactly one of ``epoch`` and ``step`` is given, or one is negative.
+
+    Example:
+        >>> Rewind(step=500).reached(epoch=0, step=499), Rewind(step=500).reached(epoch=1, step=500)
+        (False, True)
+    """
+
+    epoch: int | None = None
+    step: int | None = None
+    what: What = "weights"
+
+    def __post_init__(self) -> None:
+        if (self.epoch is None) == (self.step is None):
+            raise ValueError(f"rewinding goes to an epoch or to a step, got epoch={self.epoch} and step={self.step}")
+        if (self.epoch or 0) < 0 or (self.step or 0) < 0:
+            raise ValueError(f"rewinding goes to an epoch or step >= 0, got {self}")
+        if self.what not in ("weights", "learning_rate", "all"):
+            raise ValueError(f"what should be 'weights', 'learning_rate' or 'all', got {self.what!r}")
+
+    def reached(self, epoch: int, step: int) -> bool:
+        """Whether training is at the point, or past it."""
+        return step >= self.step if self.step is not None else epoch >= (self.epoch or 0)
+
+
+@dataclass(frozen=True)
+class Reinit:
+    """Re-initialise all weights after each pruning event, and start optimizers and schedulers afresh.
+
+    The control of lottery tickets: the same mask, other initial values. Every module that holds parameters draws them
+    by its ``reset_parameters``.
+
+    Args:
+        seed: Seed of the new values; every event draws others from it.
+    """
+
+    seed: int = 0
+    epoch: int = 0
+    what: What = "weights"
+
+    def reached(self, epoch: int, step: int) -> bool:
+        """Optimizers and schedulers go back to the start of the fit."""
+        return True
+
+
+@dataclass
+class Snapshot:
+    """A training state on the CPU, as tensors and plain types.
+
+    Attributes:
+        model: Parameters and buffers by name; empty if only the learning rate is rewound.
+        optimizers: State of each optimizer.
+        schedulers: State of each learning-rate scheduler.
+        rng: Random states, empty unless they are rewound.
+    """
+
+    model: dict[str, Tensor]
+    optimizers: list[dict[str, Any]]
+    schedulers: list[dict[str, Any]]
+    rng: dict[str, Any]
+
+    @classmethod
+    def take(cls, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], what: What) -> Snapshot:
+        """Copies a training state.
+
+        Args:
+            model: The model, pruned or not.
+            optimizers: Its optimizers.
+            schedulers: Its learning-rate schedulers.
+            what: What is to be rewound.
+        """
+        values = {} if what == "learning_rate" else {name: _on_cpu(tensor) for name, tensor in _tensors(model)}
+        return cls(
+            values,
+            [_on_cpu(optimizer.state_dict()) for optimizer in optimizers],
+            [_on_cpu(scheduler.state_dict()) for scheduler in schedulers],
+            _rng_states() if what == "all" else {},
+        )
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
+        """Puts the state back, by copy into the tensors that are there. Masks are not touched.
+
+        Args:
+            model: The model of the snapshot.
+            optimizers: As many as in the snapshot.
+            schedulers: As many as in the snapshot.
+        """
+        for name, tensor in _tensors(model) if self.model else ():
+            tensor.copy_(self.model[name])
+        for optimizer, state in zip(optimizers, self.optimizers, strict=True):
+            optimizer.load_state_dict(copy.deepcopy(state))
+        for scheduler, state in zip(schedulers, self.schedulers, strict=True):
+            scheduler.load_state_dict(copy.deepcopy(state))
+        _set_rng_states(self.rng)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The snapshot for a checkpoint."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Snapshot:
+        """The snapshot of a checkpoint."""
+        return cls(state["model"], state["optimizers"], state["schedulers"], state["rng"])
+
+
+class Rewinder:
+    """Takes the snapshot when the point is reached, and goes back to it after events.
+
+    Args:
+        rewind: Where to go back to, or ``None`` for nowhere.
+    """
+
+    def __init__(self, rewind: Rewind | Reinit | None) -> None:
+        self.rewind = rewind
+        self.snapshot: Snapshot | None = None
+
+    def check(self, model: nn.Module) -> None:
+        """Refuses a model that cannot be re-initialised, if it is to be; see :func:`require_reinitializable`."""
+        if isinstance(self.rewind, Reinit):
+            require_reinitializable(model)
+
+    def watch(
+        self, epoch: int, step: int, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
+    ) -> None:
+        """Takes the snapshot if this is the first time at the point or past it."""
+        if self.rewind is not None and self.snapshot is None and self.rewind.reached(epoch, step):
+            self.snapshot = Snapshot.take(model, optimizers, schedulers, self.rewind.what)
+
+    def go_back(self, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any], event: int) -> bool:
+        """Goes back after an event.
+
+        Args:
+            model: The model.
+            optimizers: Its optimizers.
+            schedulers: Its learning-rate schedulers.
+            event: Number of the event, by which re-initialisations differ.
+
+        Returns:
+            False if the point is still ahead.
+        """
+        if self.rewind is None:
+            return True
+        if self.snapshot is None:
+            return False
+        self.snapshot.restore(model, optimizers, schedulers)
+        if isinstance(self.rewind, Reinit):
+            reinitialize(model, self.rewind.seed * 1_000_003 + event)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The snapshot for a checkpoint."""
+        return {} if self.snapshot is None else self.snapshot.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts the snapshot of a checkpoint back."""
+        self.snapshot = Snapshot.from_state_dict(state) if state else None
+
+
+def require_reinitializable(model: nn.Module) -> None:
+    """Raises unless every module that holds parameters can draw them anew.
+
+    Raises:
+        TypeError: Naming the modules without ``reset_parameters``.
+    """
+    stubborn = [
+        f"'{name}' ({type(module).__name__})" if name else f"the model itself ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if any(p is not None for p in module._parameters.values()) and _resetter(module) is None
+    ]
+    if stubborn:
+        raise TypeError(
+            f"re-initialisation needs reset_parameters() on every module with parameters; without it: "
+            f"{', '.join(stubborn)}"
+        )
+
+
+def reinitialize(model: nn.Module, seed: int) -> None:
+    """Draws all parameters anew, children before parents; masks are not touched.
+
+    Args:
+        model: A model, pruned or not, that :func:`require_reinitializable` accepts.
+        seed: Seed of the new values; the global random state is left as it was.
+    """
+    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        for module in reversed(list(model.modules())):
+            with attribute.unmasked(module):
+                reset = _resetter(module)
+                if reset is not None:
+                    reset()
+
+
+def _resetter(module: nn.Module) -> Any:
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+
+
+def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _on_cpu(value: Any) -> Any:
+    """A copy of a state with its tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_cpu(item) for item in value)
+    return copy.deepcopy(value)
+
+
+def _rng_states() -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [name, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, gauss],
+        "python": random.getstate(),
+    }
+
+
+def _set_rng_states(states: Mapping[str, Any]) -> None:
+    if not states:
+        return
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
