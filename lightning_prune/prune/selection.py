@@ -128,7 +128,7 @@ def random_keep_masks(
     if not like:
         return []
     keep = _random_keep(like, alive, count, generator)
-    masks = [torch.empty_like(tensor, dtype=torch.bool, requires_grad=False) for tensor in like]
+    masks = [torch.empty_like(tensor, dtype=torch.bool) for tensor in like]
     for mask, part in zip(masks, torch.split(keep, [mask.numel() for mask in masks]), strict=True):
         mask.copy_(part.view(mask.shape))
     return masks
@@ -320,8 +320,10 @@ def _random_keep(
     keys = torch.empty(sum(sizes), dtype=torch.uint8, device=device).random_(1, 256, generator=generator)
     for part, living in zip(torch.split(keys, sizes), alive, strict=True):
         if living is not None:
-            part.mul_(living.flatten().to(device))  # byte 0 is that of the dead
-    upto = torch.bincount(keys, minlength=256).index_fill_(0, torch.tensor(0, device=device), 0).cumsum(0)
+            part.mul_(living.flatten().to(device, torch.bool))  # byte 0 is that of the dead
+    found = torch.bincount(keys, minlength=256)
+    found[0] = 0
+    upto = found.cumsum(0)
     byte = int(torch.searchsorted(upto, count))
     keep = keys > byte
     ties = (keys == byte).nonzero().view(-1)
