@@ -17,208 +17,27 @@ from __future__ import annotations
 
 import bisect
 import math
-import numbers
-import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+from lightning_prune.schedule import Schedule, nearest_step
 
-Unit = Literal["epoch", "step", "fraction"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule(ABC):
-    """Base of all schedules: the window, its events and the clamping.
-
-    Before ``begin`` nothing is asked for (0.0), from ``end`` on the target is ``final`` to the last bit, and
-    in between a subclass answers with `_target`, also for a time between two events: the next one acts on it.
-    Schedules compare by value, hash, pickle, and ``eval(repr(schedule)) == schedule``.
-
-    Args:
-        final: Share of zeros at the end, in [0, 1].
-        begin: Time of the first event: an epoch or step from 0, or a fraction of the run.
-        end: Time of the last event, always an event itself; None where a schedule may be open-ended.
-        every: Epochs between two events; steps with ``unit="step"`` and ``unit="fraction"``.
-        unit: What times are counted in: ``"epoch"``, ``"step"`` or ``"fraction"``.
-
-    Raises:
-        TypeError: If a share is no number, or an epoch, step or ``every`` no whole number.
-        ValueError: If a share is outside [0, 1] or NaN, a time outside the run, ``end`` before ``begin``,
-            ``every`` below 1, the unit unknown, or a target lower than the one before.
-    """
-
-    final: float
-    begin: int | float = 0
-    end: int | float | None
-    every: int = 1
-    unit: Unit = "epoch"
-
-    def __post_init__(self) -> None:
-        if self.unit not in get_args(Unit):
-            raise ValueError(f"{self._named('unit', self.unit)}; known: {', '.join(get_args(Unit))}")
-        self._set(final=self._checked_share("final", self.final))
-        self._set(begin=self._checked_time("begin", self.begin))
-        self._set(every=self._checked_count("every", self.every, least=1))
-        if self.end is not None:
-            self._set(end=self._checked_time("end", self.end))
-            if self.end < self.begin:
-                raise ValueError(f"{self._named('end', self.end)} lies before begin={self.begin!r}")
-
-    @abstractmethod
-    def _target(self, t: int | float) -> float:
-        """Return the target share at ``begin <= t < end``."""
-
-    @property
-    def last(self) -> int | float:
-        """Time of the last event; ``begin`` of an open-ended schedule, which every longer run finishes.
-
-        >>> Linear(final=0.5, begin=2, end=9).last, Constant(final=0.5, begin=3).last
-        (9, 3)
-        """
-        return self.begin if self.end is None else self.end
-
-    def sparsity(self, t: int | float) -> float:
-        """Return the share of the selected weights that should be zero at time ``t``.
-
-        >>> Linear(final=0.6, initial=0.2, begin=2, end=6).sparsity(4)
-        0.4
-        """
-        if t < self.begin:
-            return 0.0
-        return self.final if self.end is not None and t >= self.end else self._target(t)
-
-    def is_event(self, t: int | float) -> bool:
-        """Tell whether something happens at ``t``: at ``begin``, every ``every`` from there, and at ``end``.
-
-        >>> [t for t in range(20) if Linear(final=0.5, begin=2, end=9, every=3).is_event(t)]
-        [2, 5, 8, 9]
-
-        Raises:
-            ValueError: With ``unit="fraction"``; ask ``schedule.in_steps(total_steps)`` instead.
-        """
-        self._refuse_fractions()
-        if t < self.begin or (self.end is not None and t >= self.end):
-            return t == self.end
-        return (t - self.begin) % self.every == 0
-
-    def events(self, total: int | None = None) -> list[tuple[int, float]]:
-        """List the (time, target) pairs of a run; of one with fractions the times are steps.
-
-        Args:
-            total: Number of epochs or steps of the run. Its times are 0 to ``total - 1``; later events are
-                left out. Needed with ``unit="fraction"`` and by open-ended schedules. Default: all events.
-
-        Raises:
-            ValueError: If ``total`` is needed and missing, or if a target is lower than the one before.
-
-        >>> Cubic(final=0.8, initial=0.2, begin=100, end=110, every=5, unit="step").events()
-        [(100, 0.2), (105, 0.7250000000000001), (110, 0.8)]
-        >>> Constant(final=0.5, begin=1).events(total=4)
-        [(1, 0.5), (2, 0.5), (3, 0.5)]
-        """
-        if total is None and (self.unit == "fraction" or self.end is None):
-            raise ValueError(f"{self!r} needs the length of the run to list its events: give total=")
-        if self.unit == "fraction" and total is not None:
-            return self.in_steps(total).events(total)
-        stop = int(self.last) + 1 if total is None else self._checked_count("total", total)
-        events = [(t, self.sparsity(t)) for t in self._times(stop)]
-        self._refuse_decrease(events)
-        return events
-
-    def in_steps(self, total_steps: int) -> Schedule:
-        """Return the equal schedule with ``unit="step"``, or itself if it does not count in fractions.
-
-        Fraction ``f`` becomes step ``round(f * total_steps)``, halves to even as Python rounds, but at most
-        ``total_steps - 1``: so an event at 1.0 comes before the run's last step instead of never.
-
-        >>> Cubic(final=0.9, begin=0.1, end=1.0, every=10, unit="fraction").in_steps(500)
-        Cubic(final=0.9, begin=50, end=499, every=10, unit='step', initial=0.0)
-        """
-        if self.unit != "fraction":
-            return self
-        total = self._checked_count("total_steps", total_steps, least=1)
-        return replace(self, unit="step", **self._arguments_in_steps(total))
-
-    def plot(self, ax: Axes | None = None, total: int | None = None) -> tuple[Figure | SubFigure, Axes]:
-        """Draw the targets of a run over its events; return the figure and the axes.
-
-        Args:
-            ax: Axes to draw on. Default: new ones.
-            total: As in `events`.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is missing (extra ``plot``).
-
-        >>> fig, ax = Cubic(final=0.9, begin=2, end=20).plot()
-        """
-        try:
-            import matplotlib.pyplot as plt
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("plot needs matplotlib: pip install 'lightning-prune[plot]'") from error
-        events = self.events(total)
-        if ax is None:
-            _, ax = plt.subplots()
-        name = type(self).__name__
-        ax.step([t for t, _ in events], [s for _, s in events], where="post", marker=".", label=name)
-        ax.set(xlabel="epoch" if self.unit == "epoch" else "step", ylabel="sparsity")
-        return ax.figure, ax
-
-    def _times(self, stop: int) -> list[int]:
-        if self.end is None:
-            return [*range(int(self.begin), stop, self.every)]
-        times = range(int(self.begin), min(stop, int(self.end)), self.every)
-        return [*times, int(self.end)] if self.end < stop else [*times]
-
-    def _arguments_in_steps(self, total: int) -> dict[str, Any]:
-        times = {"begin": self.begin, "end": self.end}
-        return {name: None if t is None else _nearest_step(t, total) for name, t in times.items()}
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _named(self, name: str, value: object) -> str:
-        return f"{type(self).__name__}: {name}={value!r}"
-
-    def _checked_share(self, name: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{self._named(name, value)} is no number; a share in [0, 1] is needed")
-        share = float(value)
-        if not 0 <= share <= 1:
-            raise ValueError(f"{self._named(name, value)} is outside [0, 1]")
-        return share
-
-    def _checked_count(self, name: str, value: Any, least: int = 0) -> int:
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{self._named(name, value)} is no whole number")
-        if value < least:
-            raise ValueError(f"{self._named(name, value)} is below {least}")
-        return operator.index(value)
-
-    def _checked_time(self, name: str, value: object) -> int | float:
-        return (self._checked_share if self.unit == "fraction" else self._checked_count)(name, value)
-
-    def _refuse_fractions(self) -> None:
-        if self.unit == "fraction":
-            raise ValueError(f"{self!r} counts in fractions of a run: use schedule.in_steps(total_steps)")
-
-    def _refuse_decrease(self, events: list[tuple[Any, float]]) -> None:
-        for (before, high), (after, low) in pairwise(events):
-            if low < high:
-                raise ValueError(
-                    f"{type(self).__name__}: the target falls from {high!r} at {self.unit} {before!r} to "
-                    f"{low!r} at {self.unit} {after!r}; pruned weights stay pruned, so it must not decrease"
-                )
-
-
-def _nearest_step(fraction: float, total: int) -> int:
-    return min(round(fraction * total), total - 1)
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Cubic",
+    "Curve",
+    "Exponential",
+    "FromFunction",
+    "Linear",
+    "OneCycle",
+    "OneShot",
+    "Polynomial",
+    "Schedule",
+    "Steps",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +61,7 @@ class OneShot(Schedule):
         return self.final
 
     def _arguments_in_steps(self, total: int) -> dict[str, Any]:
-        return {"begin": _nearest_step(self.begin, total)}
+        return {"begin": nearest_step(self.begin, total)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,7 +254,7 @@ class Steps(Schedule):
         return [int(t) for t in self.targets if t < stop]
 
     def _arguments_in_steps(self, total: int) -> dict[str, Any]:
-        return {"targets": {_nearest_step(t, total): s for t, s in self.targets.items()}}
+        return {"targets": {nearest_step(t, total): s for t, s in self.targets.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
