@@ -15,13 +15,14 @@ from lightning_prune.budgets import Budget, Scope
 from lightning_prune.erasing import averaged_models, erase
 from lightning_prune.events import Pruner
 from lightning_prune.limits import Limits, bound, limits_of, require_room
+from lightning_prune.logs import Running, SparsityLog
 from lightning_prune.messages import introduction, unfinished, without_effect
 from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.plan import Demand, Times, make_plan
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.recipe import Method, make_recipe
 from lightning_prune.rewind import Reinit, Rewind, Rewinder
-from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap, sparsity_of
+from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
 from lightning_prune.targets import Patterns, as_patterns, describe_patterns, select_trainable
@@ -70,6 +71,10 @@ class PruningCallback(Callback):
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
             scores from then on, so that the best checkpoint is one of the highest sparsity reached.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
+        log_tensors: Log, besides ``sparsity`` and the ``sparsity/target`` of a schedule, ``sparsity/<name>`` of each
+            tensor. Of several callbacks on a model the first one logs, for all of them.
+        log_prefix: What the keys in the logs begin with.
+        prog_bar: Show ``sparsity`` in the progress bar.
         verbose: Say what is selected when fit starts, and what each event did.
 
     Raises:
@@ -104,6 +109,9 @@ class PruningCallback(Callback):
         frozen: Literal["skip", "join"] = "skip",
         restart_scores: bool = True,
         allow_unfinished: bool = False,
+        log_tensors: bool = False,
+        log_prefix: str = "",
+        prog_bar: bool = False,
         verbose: bool = True,
     ) -> None:
         self.recipe = make_recipe(method, n, dim, method_kwargs)
@@ -126,6 +134,7 @@ class PruningCallback(Callback):
         self.verbose = verbose
         self.run: PruningRun | None = None
         self._scores = FreshScores()
+        self._log = SparsityLog(log_tensors, log_prefix, prog_bar)
         self._rewinder = Rewinder(rewind)
         self._saved: dict[str, Any] | None = None
         self._saved_of: weakref.ref[nn.Module] | None = None
@@ -190,6 +199,7 @@ class PruningCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
         assert self.run is not None
+        self._log.start()
         limits = limits_of(trainer, self._max_epochs)
         self._bound = bound(self.plan, limits)
         self._require_room(trainer, limits)
@@ -218,8 +228,9 @@ class PruningCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Lets no file be ranked by a score of other weights."""
+        """Says how sparse the model is, and lets no file be ranked by a score of other weights."""
         if self._leads(trainer):
+            self._log.batch_end(trainer, self._running(trainer))
             self._scores.on_train_batch_end(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -240,8 +251,7 @@ class PruningCallback(Callback):
         """Logs the share of zeros."""
         if self._leads(trainer):
             self._scores.on_train_epoch_end(trainer)
-        if self.run is not None:
-            pl_module.log("sparsity", sparsity_of([c.run for c in self._all(trainer) if c.run is not None]))
+            self._log.epoch_end(trainer, pl_module, self._running(trainer))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves a plain model."""
@@ -298,6 +308,9 @@ class PruningCallback(Callback):
     def _all(self, trainer: Trainer) -> list[PruningCallback]:
         """All of this kind, since a model can be pruned by several."""
         return [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
+
+    def _running(self, trainer: Trainer) -> Running:
+        return [(c.run, c._bound) for c in self._all(trainer) if c.run is not None]
 
     def _leads(self, trainer: Trainer) -> bool:
         """Whether this is the first of its kind: what concerns the whole Trainer is done once."""
