@@ -26,8 +26,8 @@ __all__ = ["keep_masks", "random_keep_masks"]
 
 _PIECE_CPU = 1 << 18  # entries: the magnitudes and two masks of a piece stay in a core's L2 cache
 _PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
-_DIRECT = 1 << 17  # up to so many living entries are collected and searched without a sample
-_SAMPLE = 1 << 18
+_DIRECT = 1 << 13  # up to so many living entries are collected and searched without a sample
+_SAMPLE = 1 << 17  # entries, spread over the tensors; at most every 16th
 _EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
 _BELOW_ALL = -1.0  # less than every magnitude
 
@@ -173,10 +173,14 @@ def _refuse_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names:
 def _pieces(scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor]) -> Iterator[_Piece]:
     dtype = torch.float32 if all(score.dtype in _EXACT_IN_FLOAT32 for score in scores) else torch.float64
     for score, living, mask in zip(scores, alive, masks, strict=True):
-        size = _PIECE_CPU if score.device.type == "cpu" else _PIECE_DEVICE
+        size = _piece_size(score)
         livings = itertools.repeat(None) if living is None else _split(living, size)
         for part, living_part, mask_part in zip(_split(score, size), livings, _split(mask, size), strict=False):
             yield _Piece(part, living_part, mask_part, dtype)
+
+
+def _piece_size(tensor: Tensor) -> int:
+    return _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_DEVICE
 
 
 def _split(tensor: Tensor, size: int) -> Iterator[Tensor]:
@@ -195,8 +199,8 @@ def _split(tensor: Tensor, size: int) -> Iterator[Tensor]:
 
 def _threshold(pieces: Sequence[_Piece], count: int, living: int) -> tuple[float, int]:
     """The `count`-th smallest magnitude, and how many living entries up to it are more than `count`."""
-    limit = max(_DIRECT, sum(piece.score.numel() for piece in pieces) // 64)
-    bracket = (_BELOW_ALL, math.inf) if living <= limit else _bracket(pieces, count / living)
+    limit = max(2 * _DIRECT, sum(piece.score.numel() for piece in pieces) // 32)
+    bracket = (_BELOW_ALL, math.inf) if living <= _DIRECT else _bracket(pieces, count / living)
     return _select_inside(pieces, count, living, limit, *bracket) or _bisect(pieces, count, living, limit, bracket)
 
 
@@ -325,8 +329,14 @@ def _random_keep(
     found[0] = 0
     upto = found.cumsum(0)
     byte = int(torch.searchsorted(upto, count))
-    keep = keys > byte
-    ties = (keys == byte).nonzero().view(-1)
+    ties = _positions(keys, byte)
+    keep = keys.gt_(byte).view(torch.bool)
     order = torch.randperm(len(ties), generator=generator, device=device)
     keep[ties[order[: int(upto[byte]) - count]]] = True
     return keep
+
+
+def _positions(keys: Tensor, byte: int) -> Tensor:
+    size = _piece_size(keys)
+    parts = enumerate(torch.split(keys, size))
+    return torch.cat([(part == byte).nonzero().view(-1).add_(place * size) for place, part in parts])
