@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, cast
 
@@ -40,11 +41,6 @@ class _Masked(nn.Module):
     _masked_base: ClassVar[type[nn.Module]]
     _masked_layouts: ClassVar[Mapping[str, Layout]]
     _kept_masks: dict[str, Tensor]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """A new module, as ``type(pruned)(...)`` makes one, is a plain one."""
-        _set_class(self, self._masked_base)
-        self.__init__(*args, **kwargs)  # type: ignore[misc]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Hides the subclass from registries that a user's class keeps of its subclasses."""
@@ -157,6 +153,8 @@ def _read(name: str, layout: Layout) -> property:
         return masked(cast(nn.Parameter, self._parameters[name]), self._kept_masks[name])
 
     def refuse(self: _Masked, value: Any) -> None:
+        if isinstance(value, Tensor) and torch.equal(value, getattr(self, name)):
+            return  # the methods of torch.nn.utils.prune assign what they find again
         raise TypeError(
             f"'{name}' of {type(self).__name__} is pruned: it is computed from a parameter and a mask. "
             f"Assign an nn.Parameter to replace the parameter, or call remove(module, '{name}') first; "
@@ -176,6 +174,16 @@ def _properties(name: str, layout: Layout) -> dict[str, property]:
     return views if layout is Layout.IN_PLACE else {name: _read(name, layout), **views}
 
 
+def _plain_init(base: type[nn.Module]) -> Callable[..., None]:
+    @functools.wraps(base.__init__)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """A new module, as ``type(pruned)(...)`` makes one, is a plain one."""
+        _set_class(self, base)
+        base.__init__(self, *args, **kwargs)
+
+    return init
+
+
 def _masked_class(base: type[nn.Module], layouts: Layouts) -> type[nn.Module]:
     """The one subclass of ``base`` with these masked attributes; found again among its subclasses."""
     wanted = dict(layouts)
@@ -183,7 +191,7 @@ def _masked_class(base: type[nn.Module], layouts: Layouts) -> type[nn.Module]:
         if known.__dict__.get("_masked_base") is base and known.__dict__["_masked_layouts"] == wanted:
             return known
     namespace: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    namespace.update(__doc__=base.__doc__, _masked_base=base, _masked_layouts=wanted)
+    namespace.update(__doc__=base.__doc__, __init__=_plain_init(base), _masked_base=base, _masked_layouts=wanted)
     for name, layout in layouts:
         namespace.update(_properties(name, layout))
     mixin = _MaskedRNN if issubclass(base, nn.RNNBase) else _Masked

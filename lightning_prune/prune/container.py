@@ -234,10 +234,10 @@ def _light(method: AnyMethod) -> AnyMethod:
     return record
 
 
-def find_hook(module: nn.Module, name: str) -> tuple[int, BasePruningMethod] | None:
+def find_hook(module: nn.Module, name: str) -> tuple[int, AnyMethod] | None:
     """Key and method of the forward pre-hook that records the pruning of ``module.name``."""
     for key, hook in module._forward_pre_hooks.items():
-        if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
+        if isinstance(hook, AnyMethod) and hook._tensor_name == name:
             return key, hook
     return None
 
@@ -250,8 +250,11 @@ def _record(module: nn.Module, name: str, method: AnyMethod) -> BasePruningMetho
         hook = method if isinstance(method, BasePruningMethod) else PruningContainer(method)
         module.register_forward_pre_hook(hook)
         return hook
-    key, hook = found
-    if not isinstance(hook, PruningContainer):
-        hook = module._forward_pre_hooks[key] = PruningContainer(hook)
-    hook.add_pruning_method(method)
-    return hook
+    key, earlier = found
+    if isinstance(earlier, PruningContainer):
+        container = earlier
+    else:
+        methods = earlier if isinstance(earlier, torch_prune.PruningContainer) else [earlier]
+        container = module._forward_pre_hooks[key] = PruningContainer(*methods)
+    container.add_pruning_method(method)
+    return container

@@ -46,6 +46,9 @@ def remove_all(model: M) -> M:
     Returns:
         The model, modified in place.
 
+    Raises:
+        TypeError: If the class of a pruned module was changed by another package since; nothing is removed then.
+
     Example:
         >>> from lightning_prune.prune import is_pruned, l1_unstructured
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -53,7 +56,10 @@ def remove_all(model: M) -> M:
         >>> is_pruned(remove_all(net))
         False
     """
-    for module in model.modules():
+    pruned = [module for module in model.modules() if attribute.masked_names(module)]
+    for module in pruned:
+        attribute.require_unwrapped(module)
+    for module in pruned:
         for name in attribute.masked_names(module):
             remove(module, name)
     return model
