@@ -28,14 +28,14 @@ def main() -> None:
 
     images = Images(args.data, args.limit)
     networks = [dense_network(seed, images, args.epochs) for seed in range(args.seeds)]
-    print(f"test accuracy (mean and standard deviation of {args.seeds} seeds)\n")
+    print(f"test accuracy, mean ± standard deviation of {args.seeds} seeds\n")
     print("| zeros | one-shot | cubic |")
     print("|---|---|---|")
     for final in SPARSITIES:
         one_shot = [pruned_accuracy(network, OneShot(final), images, args.epochs) for network in networks]
         gradual = Cubic(final=final, end=2 * args.epochs // 3)
         cubic = [pruned_accuracy(network, gradual, images, args.epochs) for network in networks]
-        print(f"| {final:.0%} | {summary(one_shot)} | {summary(cubic)} |", flush=True)
+        print(f"| {100 * final:.0f} % | {summary(one_shot)} | {summary(cubic)} |", flush=True)
     dense = summary([test_accuracy(network, images) for network in networks])
     print(f"| none | {dense} | {dense} |")
 

@@ -1,14 +1,14 @@
 """The examples, run as a user runs them, and the loader of their data."""
 
-import gzip
 import re
-import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.idx import random_images, write_idx, write_idx_folder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -26,21 +26,9 @@ def run(cwd: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True, timeout=600)
 
 
-def write_idx(path: Path, array: torch.Tensor) -> None:
-    content = struct.pack(f">I{array.dim()}I", 0x0800 + array.dim(), *array.shape) + array.numpy().tobytes()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-
-
 @pytest.fixture
 def idx_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "idx"
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(0)
-    for part, count, ending in [("train", 96, ".gz"), ("t10k", 20, "")]:
-        images = torch.randint(0, 256, (count, 28, 28), dtype=torch.uint8, generator=generator)
-        write_idx(folder / f"{part}-images-idx3-ubyte{ending}", images)
-        write_idx(folder / f"{part}-labels-idx1-ubyte{ending}", torch.arange(count).to(torch.uint8) % 10)
-    return folder
+    return write_idx_folder(tmp_path / "idx")
 
 
 def test_digits_end_pruned_to_the_exact_count_and_as_accurate_as_dense(tmp_path: Path):
@@ -60,18 +48,8 @@ def test_digits_end_pruned_to_the_exact_count_and_as_accurate_as_dense(tmp_path:
 
 
 def test_digits_take_an_idx_folder(tmp_path: Path, idx_folder: Path):
-    done = run(tmp_path, "digits.py", "--data", str(idx_folder), "--epochs", "3")
+    done = run(tmp_path, "digits.py", "--data", str(idx_folder), "--epochs", "2")
     assert re.findall(r"^all +71568 +64411 +90.0%$", done.stdout, re.M)
-
-
-def test_gradual_prints_a_row_for_each_sparsity(tmp_path: Path, idx_folder: Path):
-    done = run(tmp_path, "gradual.py", "--data", str(idx_folder), "--limit", "40", "--epochs", "2", "--seeds", "2")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if line[:1] == "|"]
-    assert rows[0] == ["zeros", "one-shot", "cubic"]
-    assert [row[0] for row in rows[2:]] == ["90%", "95%", "98%", "none"]
-    accuracies = [float(cell.split()[0]) for row in rows[2:] for cell in row[1:]]
-    assert len(accuracies) == 8
-    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
 
 
 def test_default_data_are_the_whole_digits_split_alike_every_time(data):
@@ -95,8 +73,7 @@ def test_idx_files_are_read_plain_and_gzipped(data, idx_folder: Path):
     train, test = data.idx_folder(idx_folder)
     assert train.tensors[0].shape == (96, 1, 28, 28)
     assert test.tensors[1].tolist() == [i % 10 for i in range(20)]
-    expected = torch.randint(0, 256, (96, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(train.tensors[0], expected.unsqueeze(1).float())
+    assert torch.equal(train.tensors[0], random_images(96).unsqueeze(1).float())
 
 
 def test_missing_files_are_named(data, tmp_path: Path):
