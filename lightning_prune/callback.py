@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_prune.budgets import Budget, Scope
+from lightning_prune.distributed import require_same, require_same_masks, require_strategy
 from lightning_prune.erasing import averaged_models, erase
 from lightning_prune.events import Pruner
 from lightning_prune.limits import Limits, bound, limits_of, require_room
@@ -25,7 +26,7 @@ from lightning_prune.rewind import Reinit, Rewind, Rewinder
 from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
-from lightning_prune.targets import Patterns, as_patterns, describe_patterns, select_trainable
+from lightning_prune.targets import Patterns, as_patterns, describe_patterns, describe_targets, select_trainable
 
 
 class PruningCallback(Callback):
@@ -150,7 +151,7 @@ class PruningCallback(Callback):
         )
 
     def due(self, trainer: Trainer, time: int) -> Sequence[Demand]:
-        """Whether it is time to prune, and how much; to be overridden by other policies.
+        """Whether it is time to prune, and how much; to be overridden by other policies. Asked once for each time.
 
         Args:
             trainer: The Trainer that fits.
@@ -175,6 +176,7 @@ class PruningCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begins the plan anew; forgets masks of another model."""
         if stage == "fit":
+            require_strategy(trainer.strategy)
             known = self._saved_of is not None and self._saved_of() is pl_module
             self._saved = {**self._saved, "done": None, "rewind": {}} if known and self._saved else None
             self._bound, self._said = self.plan, False
@@ -187,7 +189,11 @@ class PruningCallback(Callback):
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
         pruner.check([*targets, *frozen] if join else targets)
-        run = PruningRun(targets, pruner, trainer.strategy.broadcast(seed), frozen=frozen, join=join)
+        guard = None
+        if trainer.world_size > 1:
+            require_same([self._words(), *describe_targets([*targets, *frozen])], "what is pruned")
+            guard = require_same_masks
+        run = PruningRun(targets, pruner, trainer.strategy.broadcast(seed), frozen=frozen, join=join, guard=guard)
         refuse_overlap(run, [c.run for c in self._all(trainer) if c is not self and c.run is not None])
         self._require_room(trainer, Limits(self._max_epochs, trainer.max_steps))
         self._rewinder = Rewinder(self.rewind)
@@ -210,6 +216,8 @@ class PruningCallback(Callback):
             self.run.load_state_dict(self._saved)
             self._rewinder.load_state_dict(self._saved["rewind"])
         self._saved = None
+        if trainer.world_size > 1:
+            require_same_masks(self.run.masks)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
@@ -219,11 +227,10 @@ class PruningCallback(Callback):
             self._tick(trainer, pl_module, trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Carries out what is due at this step."""
+        """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
         self._scores.release()
         self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
-        if self._bound.unit == "step":
-            self._tick(trainer, pl_module, trainer.global_step)
+        self._tick(trainer, pl_module, trainer.global_step if self._bound.unit == "step" else trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -318,7 +325,8 @@ class PruningCallback(Callback):
 
     def _tick(self, trainer: Trainer, pl_module: LightningModule, time: int) -> None:
         assert self.run is not None
-        if self._max_epochs is not None and 0 <= self._max_epochs <= trainer.current_epoch:
+        over = self._max_epochs is not None and 0 <= self._max_epochs <= trainer.current_epoch
+        if over or (self.run.done is not None and time <= self.run.done):
             return
         demands = self.due(trainer, time)
         self.run.done = max(time, self.run.done or 0)

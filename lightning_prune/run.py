@@ -63,6 +63,7 @@ class PruningRun:
         layout: ``KEPT``, or ``IN_PLACE`` where somebody keeps the zeros.
         frozen: Tensors that would be targets if they were trainable.
         join: Whether frozen tensors become targets at the first event after they became trainable.
+        guard: Called with new masks, by the names of their tensors, before they are imposed; refuses wrong ones.
 
     Attributes:
         events: Number of events so far.
@@ -78,6 +79,7 @@ class PruningRun:
         layout: Layout = Layout.KEPT,
         frozen: Sequence[Target] = (),
         join: bool = False,
+        guard: Callable[[Mapping[str, Tensor | None]], None] | None = None,
     ) -> None:
         self.targets = list(targets)
         self.pruner = pruner
@@ -85,6 +87,7 @@ class PruningRun:
         self.layout = layout
         self.frozen = list(frozen)
         self.join = join
+        self._guard = guard or (lambda masks: None)
         self.events = 0
         self.done: int | None = None
         self.started = False
@@ -105,6 +108,11 @@ class PruningRun:
     def sparsity(self) -> float:
         """Share of masked weights among the selected ones."""
         return self.zeros / self.total if self.total else 0.0
+
+    @property
+    def masks(self) -> dict[str, Tensor | None]:
+        """The mask of each target by its name, ``None`` = nothing pruned."""
+        return {t.name: t.alive for t in self.targets}
 
     @property
     def units(self) -> int:
@@ -149,6 +157,7 @@ class PruningRun:
         before = self.zeros
         with _own_randomness(f"{self.seed}:{self.events}", self.targets):
             masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
+        self._guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
         for target, mask in zip(self.targets, masks, strict=True):
             if mask is not None and mask is not target.alive:
                 self._impose(target, mask)

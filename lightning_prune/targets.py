@@ -277,6 +277,11 @@ def describe_patterns(patterns: Patterns) -> str:
     return ", ".join(_show(pattern) for pattern in as_patterns(patterns)) or "default"
 
 
+def describe_targets(targets: Iterable[Target]) -> list[str]:
+    """Names and shapes, in words that are the same in every process."""
+    return [f"{t.name} {tuple(t.parameter.shape)}" for t in targets]
+
+
 def _listing(names: Sequence[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -1,0 +1,123 @@
+"""DDP with two ranks: the same masks and weights on both, those of one process, and errors that name the tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_prune import PruningCallback
+from tests.distributed.launch import Results, launch, result
+from tests.distributed.models import Fitted, Mlp, dead, fit, largest_difference, weights
+from tests.distributed.workers_ddp import METHODS, OPTIONS, REWINDS, SCOPES, pruning, resumed
+
+PLAIN = [type(module).__name__ for module in Mlp().modules()]
+CHANNELS = 10 * 8 + 4 * 17 + 2 * 6  # 0.6 of 17, 6 and 3 channels, rounded
+
+
+def same(fitted: list[Fitted]) -> bool:
+    return all(torch.equal(p, fitted[1]["parameters"][name]) for name, p in fitted[0]["parameters"].items())
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_l25_both_ranks_end_with_the_same_model(ddp: list[Results], method: str, scope: str) -> None:
+    fitted = result(ddp, f"{method} {scope}")
+    assert same(fitted)
+    assert fitted[0]["plain"]
+    assert fitted[0]["classes"] == PLAIN
+    if method.endswith("unstructured"):
+        assert dead(fitted[0]) == round(0.6 * 256) == 154
+    elif scope == "local":
+        assert dead(fitted[0]) == CHANNELS
+    else:
+        assert abs(dead(fitted[0]) - 154) <= 17
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
+def test_l25_equals_one_process_with_the_same_global_batch(
+    ddp: list[Results], tmp_path: Path, method: str, scope: str
+) -> None:
+    alone = fit(tmp_path, Mlp(), pruning(method, scope))
+    together = result(ddp, f"{method} {scope}")[0]
+    assert largest_difference(alone, together) < 1e-6
+    assert dead(alone) == dead(together)
+
+
+@pytest.mark.parametrize("option", list(OPTIONS))
+def test_ddp_options(ddp: list[Results], tmp_path: Path, option: str) -> None:
+    unused = option == "find_unused_parameters"
+    alone = fit(tmp_path, Mlp(adam=True, unused=unused), pruning(exclude="idle.*") if unused else pruning())
+    together = result(ddp, option)
+    assert same(together)
+    assert largest_difference(alone, together[0]) < 1e-6
+    assert sum(int((together[0]["parameters"][f"{n}.weight"] == 0).sum()) for n in ("first", "second", "last")) == 154
+
+
+@pytest.mark.parametrize("rewind", list(REWINDS))
+def test_rewinding(ddp: list[Results], tmp_path: Path, rewind: str) -> None:
+    callback = PruningCallback(amount=0.3, epochs=[1, 2], scope="global", rewind=REWINDS[rewind], verbose=False)
+    together = result(ddp, rewind)
+    assert same(together)
+    assert largest_difference(fit(tmp_path, Mlp(), callback), together[0]) < 1e-6
+    assert dead(together[0]) == 77 + 54  # 0.3 * 256 = 76.8; 0.3 * 179 = 53.7
+
+
+@pytest.mark.parametrize(
+    ("check", "named", "others"),
+    [("disturbed weight", "second.weight", ["first.weight", "last.weight"]), ("own choice", "first.weight", [])],
+)
+def test_a_rank_that_differs_is_caught_by_name(ddp: list[Results], check: str, named: str, others: list[str]) -> None:
+    for message, left in result(ddp, check):
+        assert "differ between the ranks" in message
+        assert named in message
+        assert not any(name in message for name in others)
+        assert left["plain"]
+        assert left["classes"] == PLAIN
+
+
+def test_a_rank_with_another_selection_is_caught_at_the_start(ddp: list[Results]) -> None:
+    (first, _), (second, _) = result(ddp, "other selection")
+    assert "what is pruned differs between the ranks; rank 0 has" in first
+    assert "last.weight (3, 6)" in first
+    assert "rank 1 has" in second
+    assert "last.weight" not in second
+
+
+def test_texts_that_differ_are_refused_on_every_rank(ddp: list[Results]) -> None:
+    for rank, message in enumerate(result(ddp, "other words")):
+        assert message == f"a list differs between the ranks; rank {rank} has same, of rank {rank}"
+
+
+def test_scores_are_averaged_over_ranks(ddp: list[Results]) -> None:
+    for rank, (square, single, *own) in enumerate(result(ddp, "averaged")):
+        assert square.tolist() == [[1.5, 1.5]] * 3
+        assert single.tolist() == [1.0]
+        assert own[0].tolist() == [[1.0 + rank] * 2] * 3
+        assert own[1].tolist() == [2.0 * rank]
+
+
+def check_resumed(results: list[tuple[dict[str, Any], list[tuple[int, int]], Fitted]], saved: Fitted) -> None:
+    for found, events, fitted in results:
+        assert {name: int(dead.sum()) for name, dead in found.items()} == {
+            name: int((p == 0).sum()) for name, p in saved["parameters"].items() if p.dim() > 1
+        }
+        assert all(torch.equal(dead, saved["parameters"][name] == 0) for name, dead in found.items())
+        assert events == [(2, 154)]
+        assert fitted["plain"]
+        assert dead(fitted) == 154
+
+
+def test_saved_on_two_ranks_resumed_on_one_and_on_three(ddp: list[Results], folder: Path) -> None:
+    saved = result(ddp, "saved")[0]
+    assert dead(saved) == round(0.3 * 256) == 77
+    one = resumed(folder, ranks=1)
+    three = result(launch("tests.distributed.workers_ddp", 3, folder), "resumed")
+    check_resumed([one, *three], saved)
+    for _, _, fitted in three:
+        assert largest_difference(fitted, three[0][2]) == 0
+        for name, weight in weights(fitted).items():  # random masks come from the seed and the number of the event
+            assert torch.equal(weight == 0, one[2]["parameters"][name] == 0)

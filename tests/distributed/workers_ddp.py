@@ -1,0 +1,156 @@
+"""What every rank of a DDP run does in one launch; the tests look at what comes back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_prune import Linear, PruningCallback, Reinit, Rewind
+from lightning_prune.distributed import mean_over_ranks, require_same
+from lightning_prune.prune import L1Unstructured
+from tests.distributed.launch import Check, rank, work
+from tests.distributed.models import Fitted, Mlp, fit
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+METHODS = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
+SCOPES = ("local", "global")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "static_graph": {"static_graph": True},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+}
+REWINDS: dict[str, Any] = {"rewind": Rewind(step=3), "reinit": Reinit(seed=5)}
+
+
+def pruning(method: str = "l1_unstructured", scope: Any = "global", **kwargs: Any) -> PruningCallback:
+    schedule = Linear(final=0.6, begin=0, end=2)
+    return PruningCallback(method, schedule=schedule, scope=scope, verbose=False, **kwargs)
+
+
+def unseeded(folder: Path, method: str, scope: str) -> Fitted:
+    """Each rank has its own random state, and draws in between."""
+    model = Mlp(RANKS)
+    torch.manual_seed(100 + rank())
+    torch.rand(rank() + 1)
+    return fit(folder, model, pruning(method, scope), ranks=RANKS)
+
+
+def with_options(folder: Path, options: dict[str, Any]) -> Fitted:
+    model = Mlp(RANKS, adam=True, unused="find_unused_parameters" in options)
+    callback = pruning(exclude="idle.*") if "find_unused_parameters" in options else pruning()
+    return fit(folder, model, callback, ranks=RANKS, strategy=DDPStrategy(**options))
+
+
+def rewound(folder: Path, rewind: Any) -> Fitted:
+    callback = PruningCallback(amount=0.3, epochs=[1, 2], scope="global", rewind=rewind, verbose=False)
+    return fit(folder, Mlp(RANKS), callback, ranks=RANKS)
+
+
+class Disturb(Callback):
+    """Changes one weight on rank 1, so that another one is the smallest there."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if rank() == 1 and trainer.current_epoch == 1:
+            pl_module.second.weight.data.view(-1)[pl_module.second.weight.data.abs().argmin()] = 9.0
+
+
+class OwnChoice(L1Unstructured):
+    """A method whose masks depend on the rank."""
+
+    def compute_mask(self, t: Any, default_mask: Any) -> Any:
+        mask = default_mask.clone()
+        mask.view(-1)[rank()] = 0
+        return mask
+
+
+def refused(folder: Path, *callbacks: Any) -> tuple[str, Fitted]:
+    model = Mlp(RANKS)
+    try:
+        fit(folder, model, *callbacks, ranks=RANKS)
+    except RuntimeError as error:
+        return str(error), fit(folder, model, ranks=RANKS, epochs=0)
+    raise AssertionError("the fit went through")
+
+
+def other_selection() -> PruningCallback:
+    return PruningCallback(amount=0.3, epochs=[1], exclude="last.*" if rank() else None, verbose=False)
+
+
+def other_words() -> str:
+    try:
+        require_same(["same", f"of rank {rank()}"], "a list")
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def averaged() -> list[Any]:
+    scores = [torch.full((3, 2), 1.0 + rank()), torch.tensor([2.0 * rank()])]
+    return [*mean_over_ranks(scores), *scores]
+
+
+def saved(folder: Path) -> Fitted:
+    """Two of four epochs, with checkpoints."""
+    keep = ModelCheckpoint(dirpath=folder, filename="half", save_last=False, save_top_k=-1)
+    kwargs = {"epochs": 2, "enable_checkpointing": True}
+    schedule = Linear(final=0.6, begin=0, end=2)
+    callback = Events("random_unstructured", schedule=schedule, scope="global", allow_unfinished=True)
+    return fit(folder, Mlp(RANKS), callback, keep, ranks=RANKS, **kwargs)
+
+
+class Look(Callback):
+    """Notes where the matrices are zero when training goes on."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if not self.found:
+            self.found = {n: p.detach() == 0 for n, p in pl_module.named_parameters() if p.dim() > 1}
+
+
+def resumed(folder: Path, ranks: int = RANKS) -> tuple[dict[str, Any], list[tuple[int, int]], Fitted]:
+    """The rest of :func:`saved`, on any number of ranks."""
+    look, events = Look(), Events("random_unstructured", schedule=Linear(final=0.6, begin=0, end=2), scope="global")
+    fitted = fit(folder, Mlp(ranks), look, events, ranks=ranks, ckpt_path=folder / "half.ckpt")
+    return look.found, events.seen, fitted
+
+
+class Events(PruningCallback):
+    """Notes the epoch and the zeros of each event."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, verbose=False, **kwargs)
+        self.seen: list[tuple[int, int]] = []
+
+    def on_pruned(self, trainer: Any, pl_module: Any, event: Any) -> None:
+        self.seen.append((event.demand.time, event.zeros))
+
+
+def checks_on_two() -> dict[str, Check]:
+    checks: dict[str, Check] = {}
+    for method, scope in itertools.product(METHODS, SCOPES):
+        checks[f"{method} {scope}"] = partial(unseeded, method=method, scope=scope)
+    for name, options in OPTIONS.items():
+        checks[name] = partial(with_options, options=options)
+    for name, rewind in REWINDS.items():
+        checks[name] = partial(rewound, rewind=rewind)
+    checks["disturbed weight"] = lambda folder: refused(folder, Disturb(), pruning(scope="local"))
+    own: dict[str, Any] = {"amount": 0.5, "epochs": [1], "parameters": "first.weight", "verbose": False}
+    checks["own choice"] = lambda folder: refused(folder, PruningCallback(OwnChoice, **own))
+    checks["other selection"] = lambda folder: refused(folder, other_selection())
+    checks["other words"] = lambda folder: other_words()
+    checks["averaged"] = lambda folder: averaged()
+    checks["saved"] = saved
+    return checks
+
+
+if __name__ == "__main__":
+    work("tests.distributed.workers_ddp", checks_on_two() if RANKS == 2 else {"resumed": resumed})
