@@ -46,9 +46,9 @@ class _Masked(nn.Module):
         """Hides the subclass from registries that a user's class keeps of its subclasses."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Masked:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, mask in self._kept_masks.items():
+        for name, mask in self._kept_masks.items():  # first: recurrent modules read their weights at the end of it
             self._kept_masks[name] = fn(mask)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ from lightning_prune.prune.base import describe
 from lightning_prune.prune.container import AnyMethod, impose, next_mask, require_prunable, scores_of
 from lightning_prune.prune.methods import CustomFromMask, RankedUnstructured
 
+Pair = tuple[nn.Module, str]
+
 
 def global_unstructured(
-    parameters: Iterable[tuple[nn.Module, str]],
+    parameters: Iterable[Pair],
     pruning_method: type[AnyMethod],
-    importance_scores: Mapping[tuple[nn.Module, str], Tensor] | None = None,
+    importance_scores: Mapping[Pair, Tensor] | None = None,
     *,
     keep_name: bool = False,
     **kwargs: Any,
@@ -27,7 +30,8 @@ def global_unstructured(
     """Prunes entries of many tensors together, as if they were one vector.
 
     Args:
-        parameters: Pairs of a module and the name of one of its parameters; a pair listed twice counts once.
+        parameters: Pairs of a module and the name of one of its parameters. A pair listed twice counts once, and
+            so does a parameter that several of the modules share, which gets one mask.
         pruning_method: A method class with ``PRUNING_TYPE = "unstructured"``, of this package, torch or your own.
         importance_scores: Scores to rank by for some of the pairs; the parameter itself for the others.
         keep_name: Leave the parameters registered as they are (the callback layout).
@@ -47,15 +51,16 @@ def global_unstructured(
         10
     """
     _require_unstructured(pruning_method)
-    pairs = _distinct_pairs(parameters)
     layout = Layout.KEPT if keep_name else Layout.DOCUMENTED
-    scores = _scores(pairs, importance_scores, layout)
-    alive = [attribute.alive_mask(module, name) for module, name in pairs]
+    tensors = _by_parameter(_distinct_pairs(parameters), layout)
+    scores = [_scores(owners, importance_scores) for owners in tensors]
+    alive = [_alive(owners) for owners in tensors]
     method = pruning_method(**kwargs)
-    masks = global_masks(method, scores, alive, [describe(*pair) for pair in pairs])
-    origin = f"{method!r} over {len(pairs)} tensors"
-    for (module, name), mask in zip(pairs, masks, strict=True):
-        impose(CustomFromMask(None, origin), module, name, mask, layout)
+    masks = global_masks(method, scores, alive, [describe(*owners[0]) for owners in tensors])
+    record = CustomFromMask(None, f"{method!r} over {len(tensors)} tensors")
+    for owners, mask in zip(tensors, masks, strict=True):
+        for module, name in owners:
+            impose(record, module, name, mask, layout)
 
 
 def global_masks(
@@ -89,10 +94,10 @@ def _require_unstructured(method: Any) -> None:
         raise TypeError(f"only methods of type 'unstructured' prune globally, {method.__name__} is {kind!r}")
 
 
-def _distinct_pairs(parameters: Any) -> list[tuple[nn.Module, str]]:
+def _distinct_pairs(parameters: Any) -> list[Pair]:
     if not isinstance(parameters, Iterable):
         raise TypeError(f"parameters should be (module, name) pairs, got {type(parameters).__name__}")
-    pairs: dict[tuple[nn.Module, str], None] = {}
+    pairs: dict[Pair, None] = {}
     for item in parameters:
         fits = isinstance(item, tuple) and len(item) == 2
         if not (fits and isinstance(item[0], nn.Module) and isinstance(item[1], str)):
@@ -106,11 +111,21 @@ def _distinct_pairs(parameters: Any) -> list[tuple[nn.Module, str]]:
     return list(pairs)
 
 
-def _scores(
-    pairs: list[tuple[nn.Module, str]], given: Mapping[tuple[nn.Module, str], Tensor] | None, layout: Layout
-) -> list[Tensor]:
+def _by_parameter(pairs: list[Pair], layout: Layout) -> list[list[Pair]]:
+    """The pairs in groups that hold the same parameter object."""
+    groups: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(id(require_prunable(*pair, layout)), []).append(pair)
+    return list(groups.values())
+
+
+def _scores(owners: list[Pair], given: Mapping[Pair, Tensor] | None) -> Tensor:
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"importance_scores should be a dict from (module, name) to scores, got {type(given).__name__}")
-    for pair in pairs:
-        require_prunable(*pair, layout)
-    return [scores_of(*pair, (given or {}).get(pair)) for pair in pairs]
+    known = [pair for pair in owners if pair in (given or {})]
+    return scores_of(*(known or owners)[0], given[known[0]] if given and known else None)
+
+
+def _alive(owners: list[Pair]) -> Tensor | None:
+    masks = [mask for pair in owners if (mask := attribute.alive_mask(*pair)) is not None]
+    return functools.reduce(torch.logical_and, masks) if masks else None

@@ -189,6 +189,7 @@ def test_e04_recurrent_layers(keep_name: bool, kind: type[nn.RNNBase]) -> None:
     plain.load_state_dict({name: getattr(rnn, name).detach() for name in names})
     assert torch.equal(rnn(x.double())[0], plain(x.double())[0])
     assert torch.equal(copy.deepcopy(rnn)(x.double())[0], plain(x.double())[0])
+    assert copy.deepcopy(rnn).to("meta").weight_hh_l0.is_meta
     remove_all(rnn)
     assert type(rnn) is kind
     assert [name for name, _ in rnn.named_parameters()] == names

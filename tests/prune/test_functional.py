@@ -231,6 +231,15 @@ class TestGlobal:
             global_unstructured(pairs, EveryOther, keep_name=keep_name)
         assert [module.weight.tolist() for module, _ in pairs] == [[[0, 0, 0]], [[4, 0]]]
 
+    def test_a_shared_parameter_counts_once_and_has_one_mask(self, keep_name: bool) -> None:
+        first, second, third = linear([[1.0, 4.0]]), linear([[0.0, 0.0]]), linear([[2.0, 3.0]])
+        second.weight = first.weight
+        l1_unstructured(second, "weight", 1, keep_name=keep_name)
+        pairs = [(first, "weight"), (second, "weight"), (third, "weight")]
+        global_unstructured(pairs, L1Unstructured, amount=2, keep_name=keep_name)
+        assert [module.weight.tolist() for module, _ in pairs] == [[[0, 4]], [[0, 4]], [[0, 0]]]
+        assert stored(first) is stored(second)
+
     def test_wrong_arguments(self, keep_name: bool) -> None:
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
         pairs = [(net[0], "weight"), (net[1], "weight")]
