@@ -1,6 +1,7 @@
 """Pruning for PyTorch Lightning: masks, schedules and rewinding in a Trainer."""
 
 from lightning_prune.callback import PruningCallback
+from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
 from lightning_prune.plan import Demand
 from lightning_prune.rewind import Reinit, Rewind
 from lightning_prune.run import PruningEvent
@@ -26,6 +27,9 @@ __all__ = [
     "Exponential",
     "FromFunction",
     "Linear",
+    "LotteryResults",
+    "LotteryRow",
+    "LotteryTicket",
     "OneCycle",
     "OneShot",
     "Polynomial",

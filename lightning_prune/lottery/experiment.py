@@ -1,0 +1,192 @@
+"""LotteryTicket: iterative magnitude pruning with rewinding, level by level, beside control runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from lightning_prune.budgets import Budget, Scope
+from lightning_prune.events import Pruner
+from lightning_prune.lottery.arms import DENSE, Control, arms
+from lightning_prune.lottery.files import Place, claim, write_results
+from lightning_prune.lottery.level import Settings, train
+from lightning_prune.lottery.masks import Masking, number
+from lightning_prune.lottery.results import LotteryResults, LotteryRow
+from lightning_prune.lottery.sources import Data, make_module, make_trainer, require_other_weights
+from lightning_prune.prune.amounts import canonical_amount
+from lightning_prune.recipe import Method, make_recipe
+from lightning_prune.rewind import Rewind
+from lightning_prune.targets import Patterns, as_patterns, describe_patterns
+
+
+class LotteryTicket:
+    """Finds lottery tickets: trains, tests, prunes and rewinds, level by level, and compares with control runs.
+
+    Level 0 trains the dense network. Every further level prunes the trained network of the level before by ``amount``,
+    takes the survivors (and biases, norms, buffers, optimizers, schedulers and progress) back to the rewind point of
+    the dense training, and trains from there to the Trainer's end with the mask (Frankle & Carbin 2019, rewinding
+    after the start: Frankle et al. 2020). Controls share the dense network and, but for what they are to show, do the
+    same:
+
+    - ``"reinit"``: the ticket's mask, new initial weights, trained from the beginning.
+    - ``"random_mask"``: the ticket's weights, in each tensor as many zeros at random places.
+    - ``"finetune"``: no rewinding; the trained survivors go on for as long again, with fresh optimizers at the learning
+      rates at which the dense training ended, and are pruned further.
+    - ``"learning_rate"``: the trained survivors go on, only optimizers, schedulers and progress are rewound, and are
+      pruned further (Renda et al. 2020).
+
+    Everything is written to ``directory``: in ``seed-S/level-LL/ARM`` the plain checkpoint ``model.ckpt`` (it loads
+    into the unpruned module) and ``mask.pt`` (:func:`~lightning_prune.lottery.read_mask`), and all rows in
+    ``results.csv``. An experiment that was killed goes on, when it is run again, with the level that it had not
+    finished, and gives the same rows. All levels of a seed are trained from the same random state, so in the same
+    order of data.
+
+    Args:
+        module: A function that makes a LightningModule with ``test_step``; or a module, whose copies are trained (for
+            other seeds and for ``"reinit"`` they draw new weights through ``reset_parameters``).
+        trainer: A function of the level that makes a Trainer; or keyword arguments for one.
+        datamodule: Data, as for ``Trainer.fit``; or a function that makes it anew for every network.
+        train_dataloaders: Training data, as for ``Trainer.fit``, or a function that makes it.
+        val_dataloaders: Validation data, as for ``Trainer.fit``, or a function that makes it.
+        test_dataloaders: Test data, as for ``Trainer.test``, or a function that makes it.
+        rounds: How often it is pruned.
+        amount: What each level prunes: a fraction of the units that are left, or a count, as for
+            :class:`~lightning_prune.PruningCallback`.
+        overrides: Own amounts of single tensors, by name or glob: half the rate for the output layer, say.
+        rewind: The point of the dense training to go back to.
+        controls: Which controls to run.
+        seeds: One repetition of everything for each.
+        directory: Where everything is written.
+        monitor: Name of the validation loss; its minimum is the early-stopping step. ``None`` for none.
+        method: Method of pruning, as for :class:`~lightning_prune.PruningCallback`.
+        scope: ``"local"``: each tensor loses its share; ``"global"``: all together.
+        parameters: What is pruned, as for :class:`~lightning_prune.PruningCallback`.
+        exclude: What is not.
+        max_sparsity: Largest share of zeros in one tensor; by default one weight or channel of each survives.
+        progress: Print a line for each network, beside what the Trainer shows.
+
+    Raises:
+        ValueError: If an argument is out of range, or a control unknown.
+
+    Example:
+        >>> experiment = LotteryTicket(make_module, make_trainer, images, rounds=12, amount=0.2,
+        ...                            rewind=Rewind(step=500), controls=["reinit"])  # doctest: +SKIP
+        >>> results = experiment.run()  # doctest: +SKIP
+        >>> results.plot()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        module: Callable[[], LightningModule] | LightningModule,
+        trainer: Callable[[int], Trainer] | Mapping[str, Any],
+        datamodule: LightningDataModule | Callable[[], LightningDataModule] | None = None,
+        *,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        test_dataloaders: Any = None,
+        rounds: int = 12,
+        amount: int | float = 0.2,
+        overrides: Mapping[str, float] | None = None,
+        rewind: Rewind | None = None,
+        controls: Iterable[Control] = (),
+        seeds: Sequence[int] = (0,),
+        directory: str | os.PathLike[str] = "lottery_ticket",
+        monitor: str | None = "val_loss",
+        method: Method = "l1_unstructured",
+        scope: Scope = "local",
+        parameters: Patterns = None,
+        exclude: Patterns = None,
+        max_sparsity: float | None = None,
+        progress: bool = True,
+    ) -> None:
+        if rounds < 1:
+            raise ValueError(f"rounds should be 1 or more, got {rounds}")
+        self.rewind = Rewind(epoch=0) if rewind is None else rewind
+        if self.rewind.what != "weights":
+            raise ValueError(
+                f"a ticket's weights, optimizers and schedulers are rewound (what='weights'), got {self.rewind}; to "
+                "rewind the learning rate only add controls=['learning_rate']"
+            )
+        pruner = Pruner(make_recipe(method, 2, "out", None), Budget(scope, overrides or {}, max_sparsity))
+        chosen = None if parameters is None else as_patterns(parameters)
+        masking = Masking(pruner, canonical_amount(amount), chosen, as_patterns(exclude))
+        data = Data(datamodule, train_dataloaders, val_dataloaders, test_dataloaders)
+        self.settings = Settings(masking, self.rewind, data, monitor)
+        self.module = module
+        self.trainer = trainer
+        self.rounds = rounds
+        self.arms = arms(controls)
+        self.seeds = list(seeds)
+        self.directory = Path(directory)
+        self.progress = progress
+
+    def run(self) -> LotteryResults:
+        """Trains what is not trained yet.
+
+        Returns:
+            One row for each level, arm and seed, ordered by seed, level and arm.
+
+        Raises:
+            ValueError: If ``directory`` holds an experiment with other settings, the rewind point is never reached,
+                or the module cannot be tested, pruned or re-initialised so.
+        """
+        with isolate_rng():
+            self._check()
+            claim(self.directory, self._words())
+            rows: list[LotteryRow] = []
+            for place in self._places():
+                rows.append(self._row(place))
+                write_results(self.directory, LotteryResults(rows))
+        return LotteryResults(rows)
+
+    def _places(self) -> list[Place]:
+        pruned = [(level, arm) for level in range(1, self.rounds + 1) for arm in self.arms]
+        return [Place(self.directory, seed, *which) for seed in self.seeds for which in [(0, DENSE), *pruned]]
+
+    def _row(self, place: Place) -> LotteryRow:
+        """The row of one network, trained now or before."""
+        row = place.row()
+        if row is None:
+            self._say(place)
+            train(place, self.settings, self._made(place), make_trainer(self.trainer, place.level, place.folder))
+            row = place.row()
+        assert row is not None
+        return row
+
+    def _made(self, place: Place) -> LightningModule:
+        if place.arm.name == "reinit":
+            return make_module(self.module, number(f"{place.seed}:{place.level}:reinit"), as_given=False)
+        return make_module(self.module, place.seed, as_given=place.seed == self.seeds[0])
+
+    def _check(self) -> None:
+        """Refuses before anything is trained what could not be done later."""
+        module = self._made(Place(self.directory, self.seeds[0], 0, DENSE))
+        if len(self.seeds) > 1:
+            self._made(Place(self.directory, self.seeds[1], 0, DENSE))
+        for arm in self.arms:
+            if arm.name == "reinit":
+                require_other_weights(module, self._made(Place(self.directory, self.seeds[0], 1, arm)))
+
+    def _words(self) -> str:
+        """What must be the same when an experiment goes on."""
+        masking, budget = self.settings.masking, self.settings.masking.pruner.budget
+        return (
+            f"{masking.pruner.recipe}, {budget}, amount={masking.amount!r}, {self.rewind}, parameters: "
+            f"{describe_patterns(masking.parameters)}, exclude: {describe_patterns(masking.exclude)}"
+        )
+
+    @rank_zero_only
+    def _say(self, place: Place) -> None:
+        if self.progress:
+            places = self._places()
+            print(
+                f"[{places.index(place) + 1}/{len(places)}] seed {place.seed}, level {place.level} of {self.rounds}, "
+                f"{place.arm.name}",
+                flush=True,
+            )

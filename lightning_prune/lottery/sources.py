@@ -1,0 +1,107 @@
+"""Modules, Trainers and data for each network of an experiment: made anew, or taken as given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_prune.rewind import reinitialize, require_reinitializable
+
+MakeModule = Callable[[], LightningModule] | LightningModule
+MakeTrainer = Callable[[int], Trainer] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data as for ``Trainer.fit`` and ``Trainer.test``, or functions that make them.
+
+    Attributes:
+        datamodule: A datamodule.
+        train_dataloaders: Training data.
+        val_dataloaders: Validation data.
+        test_dataloaders: Test data.
+    """
+
+    datamodule: LightningDataModule | Callable[[], LightningDataModule] | None
+    train_dataloaders: Any
+    val_dataloaders: Any
+    test_dataloaders: Any
+
+    def made(self) -> Data:
+        """With the data that functions make."""
+        return Data(*(value() if _makes_data(value) else value for value in vars(self).values()))
+
+    def fit(self, trainer: Trainer, module: LightningModule, checkpoint: Path | None) -> None:
+        """Trains, from a checkpoint on if there is one."""
+        loaders = None if self.datamodule is not None else self.train_dataloaders
+        trainer.fit(module, loaders, self.val_dataloaders, self.datamodule, ckpt_path=checkpoint, weights_only=False)  # type: ignore[arg-type]
+
+    def test(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+        """Tests; all metrics of all loaders."""
+        found = trainer.test(module, self.test_dataloaders, verbose=False, datamodule=self.datamodule)  # type: ignore[arg-type]
+        return {name: float(value) for metrics in found for name, value in metrics.items()}
+
+
+def make_module(source: MakeModule, seed: int, as_given: bool) -> LightningModule:
+    """A module with the initial weights of a seed.
+
+    Args:
+        source: A function that makes one, or a module to copy.
+        seed: Seed of the weights.
+        as_given: Whether the copy keeps its weights.
+
+    Raises:
+        TypeError: If that is no LightningModule, or a copy cannot draw new weights.
+        ValueError: If it has no ``test_step``.
+    """
+    seed_everything(seed, workers=True, verbose=False)
+    module = copy.deepcopy(source) if isinstance(source, LightningModule) else source()
+    if not isinstance(module, LightningModule):
+        raise TypeError(f"module should make a LightningModule, it made a {type(module).__name__}")
+    if not is_overridden("test_step", module):
+        raise ValueError(f"{type(module).__name__} has no test_step: results are what it logs")
+    if isinstance(source, LightningModule) and not as_given:
+        require_reinitializable(module)
+        reinitialize(module, seed)
+    return module
+
+
+def make_trainer(source: MakeTrainer, level: int, folder: Path) -> Trainer:
+    """A Trainer for a level.
+
+    Args:
+        source: A function of the level, or keyword arguments.
+        level: The level.
+        folder: Its ``default_root_dir`` if keyword arguments name no other.
+
+    Raises:
+        ValueError: If its strategy trains in processes that give nothing back.
+    """
+    trainer = source(level) if callable(source) else Trainer(**{"default_root_dir": folder, **source})
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise ValueError("processes that are spawned or forked give no results back: use strategy='ddp'")
+    return trainer
+
+
+def require_other_weights(one: nn.Module, other: nn.Module) -> None:
+    """Raises ValueError if two modules made under different seeds have the same weights."""
+    pairs = list(zip(one.parameters(), other.parameters(), strict=True))
+    if pairs and all(torch.equal(a, b) for a, b in pairs):
+        raise ValueError(
+            "the control 'reinit' needs other initial weights, but module() gives the same ones under another seed: "
+            "let it draw them from torch's global random state"
+        )
+
+
+def _makes_data(value: Any) -> bool:
+    return callable(value) and not isinstance(value, (DataLoader, LightningDataModule))
