@@ -93,7 +93,7 @@ class SparsityLog:
         self._written = _step(trainer)
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=self._written)
+                logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=self._written)
                 logger.save()
 
 
