@@ -20,7 +20,7 @@ from lightning_prune.logs import Running, SparsityLog
 from lightning_prune.messages import introduction, unfinished, without_effect
 from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.plan import Demand, Times, make_plan
-from lightning_prune.prune.amounts import canonical_amount
+from lightning_prune.preview import Preview, play
 from lightning_prune.recipe import Method, make_recipe
 from lightning_prune.rewind import Reinit, Rewind, Rewinder
 from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap
@@ -116,7 +116,7 @@ class PruningCallback(Callback):
         verbose: bool = True,
     ) -> None:
         self.recipe = make_recipe(method, n, dim, method_kwargs)
-        amount = self._amount(amount)
+        amount = self.recipe.amount_or(amount)
         self.plan = make_plan(
             amount, epochs, steps, schedule, takes_amount=self.recipe.takes_amount, keep_zeros=keep_zeros
         )
@@ -173,6 +173,24 @@ class PruningCallback(Callback):
             event: What was done.
         """
 
+    def preview(self, model: nn.Module, total: int | None = None) -> Preview:
+        """Prints and returns what is selected of a model and how many zeros the plan gives it at each event.
+
+        Args:
+            model: The model, which is not changed.
+            total: Epochs of the fit, or steps if the plan counts steps or fractions; by default up to the plan's last
+                event.
+
+        Returns:
+            The table; where tensors are ranked together its numbers are those of the present weights.
+
+        Raises:
+            ValueError: As a fit would, and if a plan without an end needs a total.
+        """
+        table = play(model, self._run_of(model), self.plan, total, self.keep_zeros)
+        print(table)
+        return table
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begins the plan anew; forgets masks of another model."""
         if stage == "fit":
@@ -184,16 +202,9 @@ class PruningCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Selects the tensors and refuses what cannot work."""
-        join = self.frozen == "join"
-        targets, frozen = select_trainable(pl_module, self.parameters, self.exclude, join)
-        seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
-        pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
-        pruner.check([*targets, *frozen] if join else targets)
-        guard = None
+        run = self._run_of(pl_module, trainer)
         if trainer.world_size > 1:
-            require_same([self._words(), *describe_targets([*targets, *frozen])], "what is pruned")
-            guard = require_same_masks
-        run = PruningRun(targets, pruner, trainer.strategy.broadcast(seed), frozen=frozen, join=join, guard=guard)
+            require_same([self._words(), *describe_targets([*run.targets, *run.frozen])], "what is pruned")
         refuse_overlap(run, [c.run for c in self._all(trainer) if c is not self and c.run is not None])
         self._require_room(trainer, Limits(self._max_epochs, trainer.max_steps))
         self._rewinder = Rewinder(self.rewind)
@@ -298,6 +309,17 @@ class PruningCallback(Callback):
         if resuming and self.state_key not in checkpoint["callbacks"]:
             rank_zero_warn(f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh")
 
+    def _run_of(self, model: nn.Module, trainer: Trainer | None = None) -> PruningRun:
+        """The selection of a model, checked; nothing is changed."""
+        join = self.frozen == "join"
+        targets, frozen = select_trainable(model, self.parameters, self.exclude, join)
+        pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
+        pruner.check([*targets, *frozen] if join else targets)
+        seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
+        seed = seed if trainer is None else trainer.strategy.broadcast(seed)
+        guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
+        return PruningRun(targets, pruner, seed, frozen=frozen, join=join, guard=guard)
+
     def _words(self) -> str:
         """How and when is pruned, in words that are the same in every process."""
         return f"{self.recipe}, {self.budget.scope}: {self.plan}"
@@ -330,12 +352,12 @@ class PruningCallback(Callback):
             return
         demands = self.due(trainer, time)
         self.run.done = max(time, self.run.done or 0)
-        for demand in demands:
-            event = self.run.prune(demand)
-            if event.sparser:
-                self._go_back(trainer, pl_module)
-                erase(self.run.targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
-                self._restart_scores(trainer)
+        events = [self.run.prune(demand) for demand in demands]  # all of them by trained weights, then back once
+        if any(event.sparser for event in events):
+            self._go_back(trainer, pl_module)
+            erase(self.run.targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
+            self._restart_scores(trainer)
+        for event in events:
             self._say_once(without_effect(event, self._bound.unit))
             self.on_pruned(trainer, pl_module, event)
             if self.verbose:
@@ -359,14 +381,6 @@ class PruningCallback(Callback):
         if message is not None and not self._said:
             self._said = True
             rank_zero_warn(message)
-
-    def _amount(self, amount: int | float | None) -> int | float | None:
-        """The amount given, to the callback or to the method."""
-        if amount is None:
-            return self.recipe.amount
-        if self.recipe.amount is not None:
-            raise ValueError(f"amount={amount!r} is given, and amount={self.recipe.amount!r} to the method: give one")
-        return canonical_amount(amount)
 
 
 def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[nn.Module, list[Any], list[Any]]:

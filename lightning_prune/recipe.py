@@ -57,6 +57,22 @@ class Recipe:
         """Whether the method can be told how much to prune."""
         return "amount" in _parameters(self.cls)
 
+    def amount_or(self, amount: int | float | None) -> int | float | None:
+        """The amount that came with the method, or another one.
+
+        Args:
+            amount: One given beside the method, ``None`` = none.
+
+        Raises:
+            ValueError: If both are given, or it is out of range.
+            TypeError: If it is no number.
+        """
+        if amount is None:
+            return self.amount
+        if self.amount is not None:
+            raise ValueError(f"amount={amount!r} is given, and amount={self.amount!r} to the method: give one")
+        return canonical_amount(amount)
+
     def make(self, amount: int | float | None, dim: int | None = None) -> AnyMethod:
         """A method for one event.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_prune.checkpoint import pack, unpack
 from lightning_prune.events import Pruner
@@ -19,7 +19,7 @@ from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.container import impose
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.methods import CustomFromMask
-from lightning_prune.targets import Target
+from lightning_prune.targets import Target, all_targets
 
 STATE_VERSION = 1
 
@@ -134,6 +134,16 @@ class PruningRun:
         self._keeping = keep_zeros
         if keep_zeros and take:
             self._keep_zeros(self.targets)
+
+    def moved_to(self, model: nn.Module) -> PruningRun:
+        """The same selection and method on a copy of the model.
+
+        Args:
+            model: A model with parameters of the same names.
+        """
+        there = {t.name: t for t in all_targets(model)}
+        targets = [there[t.name] for t in self.targets]
+        return PruningRun(targets, self.pruner, self.seed, self.layout)
 
     def overlap(self, other: PruningRun) -> list[str]:
         """Names of the tensors that both runs prune, or will when they are trainable."""
