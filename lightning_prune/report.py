@@ -59,9 +59,9 @@ class Summary:
     Example:
         >>> print(Summary((Row("fc.weight", (2, 3), 6, 4, 2, 1), Row("fc.bias", (2,), 2, 0)), planned=0.5))
         tensor     shape  weights  zeros  sparsity  dead channels  share of zeros
-        fc.weight  2x3          6      4    66.67%         1 of 2         100.00%
+        fc.weight  2x3          6      4    66.67%            1/2         100.00%
         fc.bias    2            2      0     0.00%              -           0.00%
-        reached                 8      4    50.00%         1 of 2         100.00%
+        reached                 8      4    50.00%            1/2         100.00%
         planned                        4    50.00%
     """
 
@@ -114,13 +114,17 @@ class Summary:
         Args:
             limit: Show at most so many tensors, the first and the last ones; all by default.
         """
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
         caption = Text("\n".join(self.notes)) if self.notes else None
-        table = Table(title=self.title or None, caption=caption, title_justify="left", caption_justify="left")
-        for i, column in enumerate(_COLUMNS):
-            table.add_column(column, justify="left" if i < 2 else "right", overflow="fold")
+        table = Table(title=self.title or None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.title_justify = table.caption_justify = "left"
+        # On a narrow terminal names are folded; numbers stay whole as long as there is room for them.
+        table.add_column(_COLUMNS[0], overflow="fold", min_width=8)
+        for i, column in enumerate(_COLUMNS[1:]):
+            table.add_column(column.replace(" ", "\n", 1), justify="right" if i else "left", no_wrap=True)
         cells = _cells(self, limit)
         for i, line in enumerate(cells):
             table.add_row(*map(Text, line), end_section=i == len(cells) - 1)
@@ -237,7 +241,7 @@ def _cells(table: Summary, limit: int | None) -> list[tuple[str, ...]]:
 
 def _line(table: Summary, row: Row) -> tuple[str, ...]:
     shape = "x".join(map(str, row.shape)) or "scalar"
-    dead = "-" if row.channels is None else f"{row.dead_channels:,} of {row.channels:,}"
+    dead = "-" if row.channels is None else f"{row.dead_channels:,}/{row.channels:,}"
     return row.name, shape, f"{row.weights:,}", f"{row.zeros:,}", f"{row.sparsity:.2%}", dead, f"{table.share(row):.2%}"
 
 
@@ -245,7 +249,7 @@ def _totals(table: Summary) -> list[tuple[str, ...]]:
     dead = sum(row.dead_channels or 0 for row in table.rows)
     channels = sum(row.channels or 0 for row in table.rows)
     whole = f"{float(table.zeros > 0):.2%}"
-    counts = (f"{table.weights:,}", f"{table.zeros:,}", f"{table.sparsity:.2%}", f"{dead:,} of {channels:,}", whole)
+    counts = (f"{table.weights:,}", f"{table.zeros:,}", f"{table.sparsity:.2%}", f"{dead:,}/{channels:,}", whole)
     total = ("total" if table.planned is None else "reached", "", *counts)
     if table.planned is None:
         return [total]

@@ -70,9 +70,9 @@ def test_text():
     assert report.summary(net(), "*").text().splitlines() == [
         "Sequential",
         "tensor    shape    weights  zeros  sparsity  dead channels  share of zeros",
-        "0.weight  3x2x2x2       24     12    50.00%         1 of 3          66.67%",
-        "2.weight  3x4x1x1       12      6    50.00%         2 of 4          33.33%",
-        "total                   36     18    50.00%         3 of 7         100.00%",
+        "0.weight  3x2x2x2       24     12    50.00%            1/3          66.67%",
+        "2.weight  3x4x1x1       12      6    50.00%            2/4          33.33%",
+        "total                   36     18    50.00%            3/7         100.00%",
     ]
 
 
@@ -92,7 +92,7 @@ def test_start_and_end_of_a_fit():
     table = report.end(targets, planned=0.75)
     assert (table.zeros, table.sparsity, table.planned) == (18, 0.5, 0.75)
     assert [line.split() for line in table.text().splitlines()[-2:]] == [
-        ["reached", "36", "18", "50.00%", "3", "of", "7", "100.00%"],
+        ["reached", "36", "18", "50.00%", "3/7", "100.00%"],
         ["planned", "27", "75.00%"],
     ]
 
@@ -104,7 +104,7 @@ def test_show_prints_a_rich_table_on_a_terminal_and_plain_text_elsewhere(monkeyp
     terminal, pipe = Terminal(), io.StringIO()
     report.show(table, terminal)
     report.show(table, pipe)
-    assert "┏━━" in terminal.getvalue()
+    assert "────" in terminal.getvalue()
     assert "0.weight" in terminal.getvalue()
     assert pipe.getvalue() == f"{table}\n"
 
@@ -121,6 +121,15 @@ def test_show_does_without_rich(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_rich)
     report.show(table, terminal)
     assert terminal.getvalue() == f"{table}\n"
+
+
+def test_long_names_leave_the_numbers_whole_on_a_narrow_terminal():
+    names = nn.ModuleDict({"a_backbone_with_a_long_name": nn.Linear(1000, 1000)})
+    console = Console(file=io.StringIO(), width=80)
+    console.print(report.summary(names))
+    lines = console.file.getvalue().splitlines()
+    assert any("1000x1000" in line and "1,000,000" in line and "0/1,000" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_rich_prints_names_as_they_are():
