@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
@@ -227,6 +228,16 @@ CHECKS = [
 )
 def test_snippet(block: str, check: Callable[[Names, Callable[[], None]], None], names: Names):
     check(names, lambda: exec(compile(block, "README.md", "exec"), names))
+
+
+def test_the_cli_file(names: Names):
+    (config,) = blocks("yaml")
+    Path("config.yaml").write_text(config)
+    cli = LightningCLI(MyModel, save_config_callback=None, run=False, args=["--config", "config.yaml"])
+    cli.trainer.fit(cli.model, names["datamodule"])
+    reached = zeros(cli.model)
+    assert reached["head.weight"] == 0
+    assert sum(reached.values()) == round(0.9 * (TOTAL - SIZES["head.weight"]))
 
 
 def test_the_two_commands_are_what_ci_runs():
