@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -115,7 +116,8 @@ def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Ma
     """The recipe that some arguments of the callback describe.
 
     Args:
-        method: A name, a class of pruning methods, or a ``functools.partial`` of one.
+        method: A name, a class of pruning methods or its import path (``"package.module.Class"``), or a
+            ``functools.partial`` of one.
         n: The norm, for methods that take one.
         dim: The channels' dimension, for structured methods; ``kwargs`` may hold another one.
         kwargs: More arguments of the method.
@@ -143,9 +145,7 @@ def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Ma
 
 def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:
     if isinstance(method, str):
-        if method not in _NAMED:
-            raise ValueError(f"method={method!r} is unknown; known are {', '.join(_NAMED)}, or give a class")
-        return _NAMED[method], {}
+        return _resolve(_imported(method)) if "." in method else (_named(method), {})
     if isinstance(method, functools.partial):
         if method.args:
             raise TypeError(f"give the arguments of {method.func!r} by name, got {method.args!r} by position")
@@ -162,6 +162,23 @@ def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [name for name, p in parameters.items() if p.default is p.empty and p.kind in named]
+
+
+def _named(name: str) -> type[AnyMethod]:
+    if name not in _NAMED:
+        raise ValueError(
+            f"method={name!r} is unknown; known are {', '.join(_NAMED)}, or give a class or its import path"
+        )
+    return _NAMED[name]
+
+
+def _imported(path: str) -> Any:
+    """What an import path such as ``"package.module.Class"`` names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"method={path!r} cannot be imported: {error}") from error
 
 
 def _words(value: Any) -> str:
