@@ -5,7 +5,6 @@ All of it happens at pruning events; between them nothing is exchanged.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -13,58 +12,14 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 2 ** 64 / golden ratio, odd, as a signed integer
+from lightning_prune.prune.hashing import GOLDEN, mix, stream
+
 _PIECE = 1 << 17
 
 
 def several_ranks() -> bool:
     """Whether this process is one of several that train together."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def mix(keys: Tensor) -> Tensor:
-    """Scrambles integers one to one, so that neighbouring ones have nothing in common.
-
-    The finalizer of splitmix64 (Steele, Lea & Flood 2014), in arithmetic that wraps around.
-
-    Args:
-        keys: int64, any shape; overwritten.
-
-    Returns:
-        int64, the same tensor.
-
-    Example:
-        >>> len(set(mix(torch.arange(1000)).tolist()))
-        1000
-    """
-    keys ^= (keys >> 30) & (1 << 34) - 1  # shifts of signed integers keep the sign: it is cut off
-    keys *= -4658895280553007687
-    keys ^= (keys >> 27) & (1 << 37) - 1
-    keys *= -7723592293110705685
-    keys ^= (keys >> 31) & (1 << 33) - 1
-    return keys
-
-
-def stream(key: str) -> int:
-    """A 63-bit integer that a text stands for, the same in every process.
-
-    Args:
-        key: What the integer is for.
-    """
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-
-
-def hashed(indices: Tensor, seed: int) -> Tensor:
-    """Random 63-bit numbers that depend on nothing but a seed and indices, so not on which rank computes them.
-
-    Args:
-        indices: int64, any shape; overwritten.
-        seed: Of up to 63 bits.
-
-    Returns:
-        int64 from 0, of the same shape.
-    """
-    return mix(indices.mul_(_GOLDEN).add_(seed)).bitwise_and_(2**63 - 1)
 
 
 def checksum(mask: Tensor) -> int:
@@ -87,7 +42,7 @@ def _checksum_of(words: Tensor, start: int) -> int:
     total = 0
     for piece in torch.split(words, _PIECE):
         place = torch.arange(start, start + len(piece), device=piece.device)
-        total += int(mix(mix(place.add_(1).mul_(_GOLDEN)) ^ piece).sum())
+        total += int(mix(mix(place.add_(1).mul_(GOLDEN)) ^ piece).sum())
         start += len(piece)
     return total
 

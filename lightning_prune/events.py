@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor
 
 from lightning_prune.budgets import Budget, TensorSize
@@ -14,6 +13,7 @@ from lightning_prune.plan import Demand
 from lightning_prune.prune.amounts import compute_nparams_to_prune
 from lightning_prune.prune.container import next_mask
 from lightning_prune.prune.functional import global_masks
+from lightning_prune.prune.sharding import dead_entries
 from lightning_prune.recipe import Recipe
 from lightning_prune.scores import Normalization, normalized
 from lightning_prune.structured import channel_counts, global_channels, kept_channels, require_channel_scores
@@ -113,12 +113,14 @@ class Pruner:
         """The mask of one tensor after dropping ``count`` more of its units."""
         if count is not None and count <= 0:
             return target.alive
-        dim = self.recipe.channel_dim(target) if self.recipe.structured else None
-        method = self.recipe.make(count, dim)
         try:
-            return next_mask(method, target.parameter.detach(), target.alive)
+            return self._computed(target, count, target.parameter.detach(), target.alive)
         except (ValueError, TypeError, IndexError) as error:
             raise type(error)(f"'{target.name}' of shape {tuple(target.parameter.shape)}: {error}") from error
+
+    def _computed(self, target: Target, count: int | float | None, weight: Tensor, alive: Tensor | None) -> Tensor:
+        dim = self.recipe.channel_dim(target) if self.recipe.structured else None
+        return next_mask(self.recipe.make(count, dim), weight, alive)
 
     def _by_amount(self, targets: Sequence[Target], amount: int | float | None) -> list[Tensor | None]:
         overridden = self.budget.override_shares([t.name for t in targets])
@@ -210,4 +212,4 @@ def _minus(counts: Sequence[int], zeros: Sequence[int]) -> list[int]:
 
 
 def _dropped(target: Target, mask: Tensor | None) -> int:
-    return 0 if mask is None else mask.numel() - int(torch.count_nonzero(mask)) - target.zeros
+    return 0 if mask is None else dead_entries(mask) - target.zeros

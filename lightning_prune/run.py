@@ -19,6 +19,7 @@ from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.container import impose
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.methods import CustomFromMask
+from lightning_prune.prune.sharding import cut, dead_entries, is_sharded, whole
 from lightning_prune.targets import Target, all_targets
 
 STATE_VERSION = 1
@@ -178,7 +179,7 @@ class PruningRun:
     def _keep_zeros(self, targets: Sequence[Target]) -> None:
         for target in targets:
             nonzero = target.parameter.detach() != 0
-            if not bool(nonzero.all()):
+            if dead_entries(nonzero):
                 self._impose(target, nonzero if target.alive is None else nonzero & target.alive)
 
     def _take_in(self, unfrozen: Sequence[Target]) -> None:
@@ -235,8 +236,10 @@ class PruningRun:
         if "bits" not in saved:
             return
         parameter = target.parameter
-        mask = torch.empty_like(parameter, dtype=torch.bool, requires_grad=False)
-        self._impose(target, mask.copy_(unpack(saved["bits"], saved["shape"])))
+        mask = cut(unpack(saved["bits"], saved["shape"]), parameter.detach())
+        if not is_sharded(mask):
+            mask = torch.empty_like(parameter, dtype=torch.bool, requires_grad=False).copy_(mask)
+        self._impose(target, mask)
         if "hidden" in saved:
             with torch.no_grad():
                 parameter[~mask] = saved["hidden"].to(parameter)
@@ -272,8 +275,8 @@ def _tensor_state(target: Target) -> dict[str, Any]:
     mask, parameter = target.alive, target.parameter.detach()
     state: dict[str, Any] = {"shape": list(parameter.shape)}
     if mask is not None:
-        state["bits"] = pack(mask)
-        if attribute.hidden_values(parameter, mask):
+        state["bits"] = pack(whole(mask))
+        if not is_sharded(mask) and attribute.hidden_values(parameter, mask):
             state["hidden"] = parameter[~mask].cpu()
     return state
 

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.container import AnyMethod
-from lightning_prune.prune.methods import LnStructured, RankedStructured
+from lightning_prune.prune.methods import LnStructured, RandomStructured, RankedStructured
+from lightning_prune.prune.sharding import (
+    channel_sums,
+    cut,
+    is_sharded,
+    local,
+    sharded_channel_norms,
+    split_like,
+    whole,
+)
 from lightning_prune.targets import Target
 
 
@@ -25,7 +34,7 @@ def living_channels(target: Target, dim: int) -> Tensor:
     parameter, alive = target.parameter, target.alive
     if alive is None:
         return torch.ones(parameter.shape[dim], dtype=torch.bool, device=parameter.device)
-    return alive.movedim(dim, 0).reshape(parameter.shape[dim], -1).any(dim=1)
+    return channel_sums(alive, dim) > 0
 
 
 def kept_channels(target: Target, dim: int, dropped: Tensor) -> Tensor | None:
@@ -34,6 +43,9 @@ def kept_channels(target: Target, dim: int, dropped: Tensor) -> Tensor | None:
         return target.alive
     shape = [-1 if d == dim else 1 for d in range(target.parameter.dim())]
     keep = (~dropped).view(shape).expand(target.parameter.shape)
+    if is_sharded(target.parameter):
+        part = cut(keep, target.parameter.detach())
+        return part if target.alive is None else part & target.alive
     like = torch.empty_like(target.parameter, dtype=torch.bool, requires_grad=False).copy_(keep)
     return like if target.alive is None else like & target.alive
 
@@ -65,7 +77,7 @@ def global_channels(
     Raises:
         ValueError: If a method does not score channels.
     """
-    scores = [_scores(m, t, dim) for m, t, dim in zip(methods, targets, dims, strict=True)]
+    scores = [_comparable(m, t, dim) for m, t, dim in zip(methods, targets, dims, strict=True)]
     living = [living_channels(t, dim) for t, dim in zip(targets, dims, strict=True)]
     sizes = [_weights_left(t, dim) for t, dim in zip(targets, dims, strict=True)]
     order = sorted(
@@ -92,7 +104,7 @@ def _weights_left(target: Target, dim: int) -> list[int]:
     channels = parameter.shape[dim]
     if alive is None:
         return [parameter.numel() // channels] * channels
-    return [int(n) for n in alive.movedim(dim, 0).reshape(channels, -1).sum(dim=1)]
+    return [int(n) for n in channel_sums(alive, dim)]
 
 
 def require_channel_scores(method: AnyMethod) -> RankedStructured:
@@ -105,12 +117,25 @@ def require_channel_scores(method: AnyMethod) -> RankedStructured:
     return method
 
 
-def _scores(method: AnyMethod, target: Target, dim: int) -> Tensor:
+def channel_scores(method: AnyMethod, target: Target, dim: int) -> Tensor:
+    """The score of each channel along ``dim`` that is left of a target."""
     method = require_channel_scores(method)
     parameter, alive = target.parameter.detach(), target.alive
-    scores = method.channel_scores(parameter if alive is None else torch.where(alive, parameter, 0)).double()
-    size = parameter.numel() // parameter.shape[dim]
-    return scores / _norm_of_ones(method, size)
+    if not is_sharded(parameter):
+        return method.channel_scores(parameter if alive is None else torch.where(alive, parameter, 0))
+    if type(method) is RandomStructured:  # reads the shape only
+        return method.channel_scores(parameter)
+    part = local(parameter) if alive is None else torch.where(local(alive), local(parameter), 0)
+    if type(method) is LnStructured:
+        norms = sharded_channel_norms(part, parameter, method.n, dim)
+        if norms is not None:
+            return norms
+    return method.channel_scores(whole(split_like(part, parameter)))
+
+
+def _comparable(method: AnyMethod, target: Target, dim: int) -> Tensor:
+    size = target.parameter.numel() // target.parameter.shape[dim]
+    return channel_scores(method, target, dim).double() / _norm_of_ones(require_channel_scores(method), size)
 
 
 def _norm_of_ones(method: RankedStructured, size: int) -> float:

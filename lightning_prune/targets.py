@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 
 from lightning_prune.prune import attribute
+from lightning_prune.prune.sharding import dead_entries
 
 Pattern = (
     str | re.Pattern[str] | type[nn.Module] | nn.Module | tuple[nn.Module, str] | Callable[[str, nn.Parameter], bool]
@@ -57,8 +58,7 @@ class Target:
     @property
     def zeros(self) -> int:
         """Number of entries that are masked."""
-        alive = self.alive
-        return 0 if alive is None else alive.numel() - int(alive.count_nonzero())
+        return dead_entries(self.alive)
 
     def channel_dim(self, dim: int | str) -> int:
         """The dimension along which channels are counted, from the front.

@@ -15,6 +15,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ddp(folder: Path) -> list[Results]:
+def two(folder: Path) -> list[Results]:
     """What two ranks returned."""
-    return launch("tests.distributed.workers_ddp", 2, folder)
+    return launch(2, folder)
+
+
+@pytest.fixture(scope="session")
+def three(folder: Path, two: list[Results]) -> list[Results]:
+    """What three ranks returned, which go on from what two saved."""
+    return launch(3, folder)
+
+
+@pytest.fixture(params=["two", "three"])
+def each(request: pytest.FixtureRequest) -> list[Results]:
+    """Both in turn."""
+    results: list[Results] = request.getfixturevalue(request.param)
+    return results

@@ -17,17 +17,19 @@ Results = dict[str, Any]
 Check = Callable[[Path], Any]
 
 ROOT = Path(__file__).parents[2]
+WORKERS = "tests.distributed.workers"
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))  # noted before a fit, after which Lightning deletes it
 
 
-def launch(module: str, ranks: int, folder: Path, seconds: float = 240) -> list[Results]:
-    """Runs ``python -m module folder`` once for each rank, as ``torchrun`` would, and loads what each one saved."""
+def launch(ranks: int, folder: Path, seconds: float = 300) -> list[Results]:
+    """Starts the workers of all ranks, as ``torchrun`` would, and loads what each one saved."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", module, str(folder)],
+            [sys.executable, "-W", "ignore", "-m", WORKERS, str(folder)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -43,22 +45,21 @@ def launch(module: str, ranks: int, folder: Path, seconds: float = 240) -> list[
             process.kill()
     for process, text in zip(processes, output, strict=True):
         if process.returncode:
-            raise RuntimeError(f"a worker of {module} ended with {process.returncode}:\n{text[-4000:]}")
-    return [torch.load(_path(folder, module, ranks, rank), weights_only=False) for rank in range(ranks)]
+            raise RuntimeError(f"a worker ended with {process.returncode}:\n{text[-4000:]}")
+    return [torch.load(_path(folder, ranks, rank), weights_only=False) for rank in range(ranks)]
 
 
-def work(module: str, checks: Mapping[str, Check]) -> None:
+def work(checks: Mapping[str, Check]) -> None:
     """Runs all checks in order, in this worker, and saves what they return or how they failed."""
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
-    path = _path(folder, module, int(os.environ["WORLD_SIZE"]), rank())  # Lightning deletes WORLD_SIZE after a fit
     results = {}
     for name, check in checks.items():
         try:
             results[name] = check(folder)
         except Exception:
             results[name] = Failure(traceback.format_exc())
-    torch.save(results, path)
+    torch.save(results, _path(folder, RANKS, rank()))
 
 
 class Failure(str):
@@ -78,5 +79,5 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _path(folder: Path, module: str, ranks: int, rank: int) -> Path:
-    return folder / f"{module}-{rank}-of-{ranks}.pt"
+def _path(folder: Path, ranks: int, rank: int) -> Path:
+    return folder / f"{rank}-of-{ranks}.pt"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_prune import PruningCallback
-from tests.distributed.launch import Results, launch, result
+from tests.distributed.launch import Results, result
 from tests.distributed.models import Fitted, Mlp, dead, fit, largest_difference, weights
 from tests.distributed.workers_ddp import METHODS, OPTIONS, REWINDS, SCOPES, pruning, resumed
 
@@ -23,8 +23,8 @@ def same(fitted: list[Fitted]) -> bool:
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("method", METHODS)
-def test_l25_both_ranks_end_with_the_same_model(ddp: list[Results], method: str, scope: str) -> None:
-    fitted = result(ddp, f"{method} {scope}")
+def test_l25_both_ranks_end_with_the_same_model(two: list[Results], method: str, scope: str) -> None:
+    fitted = result(two, f"{method} {scope}")
     assert same(fitted)
     assert fitted[0]["plain"]
     assert fitted[0]["classes"] == PLAIN
@@ -39,28 +39,28 @@ def test_l25_both_ranks_end_with_the_same_model(ddp: list[Results], method: str,
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
 def test_l25_equals_one_process_with_the_same_global_batch(
-    ddp: list[Results], tmp_path: Path, method: str, scope: str
+    two: list[Results], tmp_path: Path, method: str, scope: str
 ) -> None:
     alone = fit(tmp_path, Mlp(), pruning(method, scope))
-    together = result(ddp, f"{method} {scope}")[0]
+    together = result(two, f"{method} {scope}")[0]
     assert largest_difference(alone, together) < 1e-6
     assert dead(alone) == dead(together)
 
 
 @pytest.mark.parametrize("option", list(OPTIONS))
-def test_ddp_options(ddp: list[Results], tmp_path: Path, option: str) -> None:
+def test_ddp_options(two: list[Results], tmp_path: Path, option: str) -> None:
     unused = option == "find_unused_parameters"
     alone = fit(tmp_path, Mlp(adam=True, unused=unused), pruning(exclude="idle.*") if unused else pruning())
-    together = result(ddp, option)
+    together = result(two, option)
     assert same(together)
     assert largest_difference(alone, together[0]) < 1e-6
     assert sum(int((together[0]["parameters"][f"{n}.weight"] == 0).sum()) for n in ("first", "second", "last")) == 154
 
 
 @pytest.mark.parametrize("rewind", list(REWINDS))
-def test_rewinding(ddp: list[Results], tmp_path: Path, rewind: str) -> None:
+def test_rewinding(two: list[Results], tmp_path: Path, rewind: str) -> None:
     callback = PruningCallback(amount=0.3, epochs=[1, 2], scope="global", rewind=REWINDS[rewind], verbose=False)
-    together = result(ddp, rewind)
+    together = result(two, rewind)
     assert same(together)
     assert largest_difference(fit(tmp_path, Mlp(), callback), together[0]) < 1e-6
     assert dead(together[0]) == 77 + 54  # 0.3 * 256 = 76.8; 0.3 * 179 = 53.7
@@ -70,8 +70,8 @@ def test_rewinding(ddp: list[Results], tmp_path: Path, rewind: str) -> None:
     ("check", "named", "others"),
     [("disturbed weight", "second.weight", ["first.weight", "last.weight"]), ("own choice", "first.weight", [])],
 )
-def test_a_rank_that_differs_is_caught_by_name(ddp: list[Results], check: str, named: str, others: list[str]) -> None:
-    for message, left in result(ddp, check):
+def test_a_rank_that_differs_is_caught_by_name(two: list[Results], check: str, named: str, others: list[str]) -> None:
+    for message, left in result(two, check):
         assert "differ between the ranks" in message
         assert named in message
         assert not any(name in message for name in others)
@@ -79,21 +79,21 @@ def test_a_rank_that_differs_is_caught_by_name(ddp: list[Results], check: str, n
         assert left["classes"] == PLAIN
 
 
-def test_a_rank_with_another_selection_is_caught_at_the_start(ddp: list[Results]) -> None:
-    (first, _), (second, _) = result(ddp, "other selection")
+def test_a_rank_with_another_selection_is_caught_at_the_start(two: list[Results]) -> None:
+    (first, _), (second, _) = result(two, "other selection")
     assert "what is pruned differs between the ranks; rank 0 has" in first
     assert "last.weight (3, 6)" in first
     assert "rank 1 has" in second
     assert "last.weight" not in second
 
 
-def test_texts_that_differ_are_refused_on_every_rank(ddp: list[Results]) -> None:
-    for rank, message in enumerate(result(ddp, "other words")):
+def test_texts_that_differ_are_refused_on_every_rank(two: list[Results]) -> None:
+    for rank, message in enumerate(result(two, "other words")):
         assert message == f"a list differs between the ranks; rank {rank} has same, of rank {rank}"
 
 
-def test_scores_are_averaged_over_ranks(ddp: list[Results]) -> None:
-    for rank, (square, single, *own) in enumerate(result(ddp, "averaged")):
+def test_scores_are_averaged_over_ranks(two: list[Results]) -> None:
+    for rank, (square, single, *own) in enumerate(result(two, "averaged")):
         assert square.tolist() == [[1.5, 1.5]] * 3
         assert single.tolist() == [1.0]
         assert own[0].tolist() == [[1.0 + rank] * 2] * 3
@@ -111,13 +111,13 @@ def check_resumed(results: list[tuple[dict[str, Any], list[tuple[int, int]], Fit
         assert dead(fitted) == 154
 
 
-def test_saved_on_two_ranks_resumed_on_one_and_on_three(ddp: list[Results], folder: Path) -> None:
-    saved = result(ddp, "saved")[0]
+def test_saved_on_two_ranks_resumed_on_one_and_on_three(two: list[Results], three: list[Results], folder: Path) -> None:
+    saved = result(two, "saved")[0]
     assert dead(saved) == round(0.3 * 256) == 77
     one = resumed(folder, ranks=1)
-    three = result(launch("tests.distributed.workers_ddp", 3, folder), "resumed")
-    check_resumed([one, *three], saved)
-    for _, _, fitted in three:
-        assert largest_difference(fitted, three[0][2]) == 0
+    others = result(three, "resumed")
+    check_resumed([one, *others], saved)
+    for _, _, fitted in others:
+        assert largest_difference(fitted, others[0][2]) == 0
         for name, weight in weights(fitted).items():  # random masks come from the seed and the number of the event
             assert torch.equal(weight == 0, one[2]["parameters"][name] == 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_prune import Linear, PruningCallback, Reinit, Rewind
 from lightning_prune.distributed import mean_over_ranks, require_same
 from lightning_prune.prune import L1Unstructured
-from tests.distributed.launch import Check, rank, work
+from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import Fitted, Mlp, fit
 
-RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 METHODS = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
 SCOPES = ("local", "global")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -150,7 +148,3 @@ def checks_on_two() -> dict[str, Check]:
     checks["averaged"] = lambda folder: averaged()
     checks["saved"] = saved
     return checks
-
-
-if __name__ == "__main__":
-    work("tests.distributed.workers_ddp", checks_on_two() if RANKS == 2 else {"resumed": resumed})

@@ -1,0 +1,16 @@
+"""Everything that is checked on two or three ranks, in one launch for each number."""
+
+from __future__ import annotations
+
+from tests.distributed import workers_ddp, workers_selection
+from tests.distributed.launch import RANKS, Check, work
+
+
+def checks(ranks: int) -> dict[str, Check]:
+    """In the order in which all ranks run them; the fits come first, since they start the process group."""
+    ddp = workers_ddp.checks_on_two() if ranks == 2 else {"resumed": workers_ddp.resumed}
+    return {**ddp, **workers_selection.CHECKS}
+
+
+if __name__ == "__main__":
+    work(checks(RANKS))
