@@ -15,17 +15,21 @@ from lightning_prune.budgets import Budget, Scope
 from lightning_prune.distributed import require_same, require_same_masks, require_strategy
 from lightning_prune.erasing import averaged_models, erase
 from lightning_prune.events import Pruner
+from lightning_prune.in_place import ZeroKeeper
 from lightning_prune.limits import Limits, bound, limits_of, require_room
 from lightning_prune.logs import Running, SparsityLog
 from lightning_prune.messages import introduction, unfinished, without_effect
 from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.plan import Demand, Times, make_plan
 from lightning_prune.preview import Preview, play
+from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.sharding import is_sharded, reshard
 from lightning_prune.recipe import Method, make_recipe
 from lightning_prune.rewind import Reinit, Rewind, Rewinder
 from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
+from lightning_prune.sharded import ShardedPruner
 from lightning_prune.targets import Patterns, as_patterns, describe_patterns, describe_targets, select_trainable
 
 
@@ -40,8 +44,8 @@ class PruningCallback(Callback):
 
     Args:
         method: ``"l1_unstructured"``, ``"random_unstructured"``, ``"ln_structured"``, ``"random_structured"``, a
-            class of pruning methods (of :mod:`lightning_prune.prune` or ``torch.nn.utils.prune``) or a
-            ``functools.partial`` of one.
+            class of pruning methods (of :mod:`lightning_prune.prune` or ``torch.nn.utils.prune``) or its import path,
+            or a ``functools.partial`` of one.
         amount: What each event prunes: a fraction in [0, 1] of the units (weights, or channels of structured methods)
             that are still unpruned, or a count of them; of each tensor, or of all together with ``scope="global"``.
             0.5 by default, unless a schedule is given.
@@ -54,7 +58,7 @@ class PruningCallback(Callback):
         dim: Channels of structured methods: ``"out"`` or ``"in"`` (the right axis of Linear, Conv, ConvTranspose and
             Embedding layers), or a dimension.
         method_kwargs: More arguments of the method.
-        parameters: What to prune: names, globs on names, names of modules, compiled regular expressions, module
+        parameters: What to prune: names, globs on names, modules or their names, compiled regular expressions, module
             types, (module, name) pairs, predicates ``f(name, parameter)``, or several of these. By default every
             trainable parameter of two or more dimensions, without embeddings, norms and biases.
         exclude: What not to prune, chosen like ``parameters``.
@@ -207,9 +211,12 @@ class PruningCallback(Callback):
             require_same([self._words(), *describe_targets([*run.targets, *run.frozen])], "what is pruned")
         refuse_overlap(run, [c.run for c in self._all(trainer) if c is not self and c.run is not None])
         self._require_room(trainer, Limits(self._max_epochs, trainer.max_steps))
+        if run.sharded and self.rewind is not None:
+            raise ValueError(f"{self.rewind} does not work with sharded parameters: use 'ddp', or leave rewind= out")
         self._rewinder = Rewinder(self.rewind)
         self._rewinder.check(pl_module)
         self.run = run
+        self._keeper = ZeroKeeper(run)
         if self.verbose:
             rank_zero_info(introduction(run, pl_module, self._words()))
 
@@ -222,6 +229,9 @@ class PruningCallback(Callback):
         self._require_room(trainer, limits)
         if self._saved:
             refuse_other(self._saved["words"], self._words())
+        reshard(pl_module)
+        if self.run.layout is Layout.IN_PLACE:
+            self._keeper.start(trainer.optimizers)
         self.run.start(self.keep_zeros, take=not self._saved)
         if self._saved:
             self.run.load_state_dict(self._saved)
@@ -242,6 +252,11 @@ class PruningCallback(Callback):
         self._scores.release()
         self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
         self._tick(trainer, pl_module, trainer.global_step if self._bound.unit == "step" else trainer.current_epoch)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets no gradient move a zero that is kept in place."""
+        if self.run is not None and self.run.layout is Layout.IN_PLACE:
+            self._keeper.after_backward()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -278,7 +293,7 @@ class PruningCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves a plain model."""
         self._scores.close()
-        self._finish(pl_module)
+        self._finish(pl_module, alone=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leaves a plain model."""
@@ -313,12 +328,14 @@ class PruningCallback(Callback):
         """The selection of a model, checked; nothing is changed."""
         join = self.frozen == "join"
         targets, frozen = select_trainable(model, self.parameters, self.exclude, join)
-        pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
+        sharded = any(is_sharded(t.parameter) for t in [*targets, *frozen])
+        kind, layout = (ShardedPruner, Layout.IN_PLACE) if sharded else (Pruner, Layout.KEPT)
+        pruner = kind(self.recipe, self.budget, self.normalize, self.plan.final)
         pruner.check([*targets, *frozen] if join else targets)
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         seed = seed if trainer is None else trainer.strategy.broadcast(seed)
         guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
-        return PruningRun(targets, pruner, seed, frozen=frozen, join=join, guard=guard)
+        return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
 
     def _words(self) -> str:
         """How and when is pruned, in words that are the same in every process."""
@@ -363,13 +380,15 @@ class PruningCallback(Callback):
             if self.verbose:
                 rank_zero_info(f"pruned at {self._bound.unit} {time}: {event.zeros} of {event.total} weights are zero")
 
-    def _finish(self, pl_module: LightningModule) -> None:
+    def _finish(self, pl_module: LightningModule, alone: bool = False) -> None:
         if self.run is None:
             return
-        self._saved = self.state_dict()
+        self._saved = None if alone and self.run.sharded else self.state_dict()  # other ranks may not gather masks
         self._saved_of = weakref.ref(pl_module)
         if self.run.started and (message := unfinished(self.run, self._bound)):
             rank_zero_warn(message)
+        self._keeper.stop()
+        reshard(pl_module)
         self.run.close()
         self.run = None
 

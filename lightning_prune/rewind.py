@@ -11,7 +11,7 @@ import copy
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -70,8 +70,7 @@ class Reinit:
     """
 
     seed: int = 0
-    epoch: int = 0
-    what: What = "weights"
+    what: ClassVar[What] = "weights"
 
     def reached(self, epoch: int, step: int) -> bool:
         """Optimizers and schedulers go back to the start of the fit."""
@@ -242,8 +241,11 @@ def _on_cpu(value: Any) -> Any:
     """A copy of a state with its tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _on_cpu(item) for key, item in value.items()}
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # of the same type: MultiStepLR has a Counter
+        for key, item in value.items():
+            copied[key] = _on_cpu(item)
+        return copied
     if isinstance(value, (list, tuple)):
         return type(value)(_on_cpu(item) for item in value)
     return copy.deepcopy(value)
