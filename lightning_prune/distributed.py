@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strate
 from torch import Tensor
 
 from lightning_prune.prune.hashing import GOLDEN, mix, stream
+from lightning_prune.prune.sharding import holders_of, local
 
 _PIECE = 1 << 17
 
@@ -48,18 +49,24 @@ def _checksum_of(words: Tensor, start: int) -> int:
 
 
 def require_same_masks(masks: Mapping[str, Tensor | None]) -> None:
-    """Compares masks over all ranks: one reduction of 16 bytes for each mask. Every rank has to call it.
+    """Compares masks over all ranks that hold the same rows: one reduction of 16 bytes for each mask and shard.
+
+    Every rank has to call it. Where each rank holds rows of its own there is nothing to compare.
 
     Args:
-        masks: Boolean masks by the names of their tensors, ``None`` = nothing pruned; the same names on every rank.
+        masks: Boolean masks by the names of their tensors, ``None`` = nothing pruned; the same names on every rank. All
+            of them plain, or all split in the same way.
 
     Raises:
         RuntimeError: On every rank, if a mask differs between ranks; names the tensors.
     """
     if not several_ranks() or not masks:
         return
-    sums = [0 if mask is None else checksum(mask) for mask in masks.values()]
-    differ = _differing(torch.tensor(sums))
+    holders = holders_of(next((mask for mask in masks.values() if mask is not None), torch.empty(0)))
+    if holders.size == dist.get_world_size():
+        return
+    sums = torch.tensor([0 if mask is None else checksum(local(mask)) for mask in masks.values()])
+    differ = _differing(sums, holders.index, holders.size)
     wrong = [name for name, other in zip(masks, differ.tolist(), strict=True) if other]
     if wrong:
         raise RuntimeError(
@@ -133,9 +140,11 @@ def collective_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
-def _differing(values: Tensor) -> Tensor:
-    """For each integer whether it differs between ranks: its maximum from its minimum."""
-    both = torch.cat([values, ~values]).to(collective_device())  # ~ turns the order round and cannot overflow
+def _differing(values: Tensor, place: int = 0, places: int = 1) -> Tensor:
+    """For each integer whether it differs between ranks in the same place: its maximum from its minimum."""
+    both = torch.full((places, 2, len(values)), -(2**63))
+    both[place] = torch.stack([values, ~values])  # ~ turns the order round and cannot overflow
+    both = both.to(collective_device())
     dist.all_reduce(both, dist.ReduceOp.MAX)
-    most, least = both.cpu().chunk(2)
-    return torch.ne(most, ~least)
+    most, least = both.cpu().unbind(1)
+    return torch.ne(most, ~least).any(0)

@@ -70,6 +70,7 @@ class PruningRun:
         events: Number of events so far.
         done: Time up to which the plan is carried out, ``None`` before its first time.
         started: Whether training has started, so that masks may be there.
+        sharded: Whether the tensors are split over ranks.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class PruningRun:
         self.events = 0
         self.done: int | None = None
         self.started = False
+        self.sharded = any(is_sharded(t.parameter) for t in [*self.targets, *self.frozen])
         self._keeping = False
         self._origin = str(pruner.recipe)
 
