@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_prune.budgets import Budget, Scope
@@ -18,7 +18,7 @@ from lightning_prune.events import Pruner
 from lightning_prune.in_place import ZeroKeeper
 from lightning_prune.limits import Limits, bound, limits_of, require_room
 from lightning_prune.logs import Running, SparsityLog
-from lightning_prune.messages import introduction, unfinished, without_effect
+from lightning_prune.messages import Announcer, unfinished
 from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.plan import Demand, Times, make_plan
 from lightning_prune.preview import Preview, play
@@ -144,7 +144,7 @@ class PruningCallback(Callback):
         self._saved: dict[str, Any] | None = None
         self._saved_of: weakref.ref[nn.Module] | None = None
         self._bound = self.plan
-        self._said = False
+        self._say = Announcer(verbose)
         self._max_epochs: int | None = None
 
     @property
@@ -201,7 +201,7 @@ class PruningCallback(Callback):
             require_strategy(trainer.strategy)
             known = self._saved_of is not None and self._saved_of() is pl_module
             self._saved = {**self._saved, "done": None, "rewind": {}} if known and self._saved else None
-            self._bound, self._said = self.plan, False
+            self._bound = self.plan
             self._max_epochs = trainer.max_epochs  # before averaging callbacks add epochs of their own
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -217,8 +217,6 @@ class PruningCallback(Callback):
         self._rewinder.check(pl_module)
         self.run = run
         self._keeper = ZeroKeeper(run)
-        if self.verbose:
-            rank_zero_info(introduction(run, pl_module, self._words()))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
@@ -239,6 +237,9 @@ class PruningCallback(Callback):
         self._saved = None
         if trainer.world_size > 1:
             require_same_masks(self.run.masks)
+        self._say.start(pl_module, self.run, self._words(), trainer.optimizers)
+        if self._leads(trainer):
+            self._say.coverage(pl_module, [t for run, _ in self._running(trainer) for t in run.targets])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
@@ -344,12 +345,7 @@ class PruningCallback(Callback):
     def _go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.run is not None
         if not self._rewinder.go_back(*_training_state(trainer, pl_module), self.run.events):
-            rank_zero_warn(f"nothing is rewound: {self.rewind} lies ahead of epoch {trainer.current_epoch}")
-
-    def _restart_scores(self, trainer: Trainer) -> None:
-        restarted = restart(trainer.callbacks) if self.restart_scores else []  # type: ignore[attr-defined]
-        if restarted and self.verbose:
-            rank_zero_info(f"sparser now: scores of {', '.join(restarted)} are compared from here on")
+            self._say.not_rewound(self.rewind, trainer.current_epoch)
 
     def _all(self, trainer: Trainer) -> list[PruningCallback]:
         """All of this kind, since a model can be pruned by several."""
@@ -369,37 +365,33 @@ class PruningCallback(Callback):
             return
         demands = self.due(trainer, time)
         self.run.done = max(time, self.run.done or 0)
+        if demands:
+            reshard(pl_module)
         events = [self.run.prune(demand) for demand in demands]  # all of them by trained weights, then back once
         if any(event.sparser for event in events):
             self._go_back(trainer, pl_module)
             erase(self.run.targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
-            self._restart_scores(trainer)
+            self._say.restarted(restart(trainer.callbacks) if self.restart_scores else [])  # type: ignore[attr-defined]
         for event in events:
-            self._say_once(without_effect(event, self._bound.unit))
+            self._say.pruned(event, self._bound.unit)
             self.on_pruned(trainer, pl_module, event)
-            if self.verbose:
-                rank_zero_info(f"pruned at {self._bound.unit} {time}: {event.zeros} of {event.total} weights are zero")
 
     def _finish(self, pl_module: LightningModule, alone: bool = False) -> None:
         if self.run is None:
             return
         self._saved = None if alone and self.run.sharded else self.state_dict()  # other ranks may not gather masks
         self._saved_of = weakref.ref(pl_module)
-        if self.run.started and (message := unfinished(self.run, self._bound)):
-            rank_zero_warn(message)
+        run, shortfall = self.run, unfinished(self.run, self._bound)
         self._keeper.stop()
         reshard(pl_module)
-        self.run.close()
+        run.close()
         self.run = None
+        if run.started:
+            self._say.end(pl_module, run.targets, self._bound, shortfall)
 
     def _require_room(self, trainer: Trainer, limits: Limits) -> None:
         if not (self.allow_unfinished or trainer.fast_dev_run):  # type: ignore[attr-defined]
             require_room(self._bound, limits)
-
-    def _say_once(self, message: str | None) -> None:
-        if message is not None and not self._said:
-            self._said = True
-            rank_zero_warn(message)
 
 
 def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[nn.Module, list[Any], list[Any]]:

@@ -1,18 +1,77 @@
-"""What the callback says: the selection, an end before the plan's, an event without effect."""
+"""What the callback says, and when: selection and plan, events, and in the end what was reached."""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterable, Sequence
 
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_prune import checks, report
 from lightning_prune.plan import Plan
 from lightning_prune.run import PruningEvent, PruningRun
+from lightning_prune.targets import Target
 
 
-def introduction(run: PruningRun, model: nn.Module, how: str) -> str:
-    """How much of a model is selected, and how it will be pruned."""
-    weights = sum(p.numel() for p in model.parameters())
-    waiting = f", {len(run.frozen)} frozen ones join when they are trained" if run.join and run.frozen else ""
-    return f"pruning {len(run.targets)} tensors, {run.total} of {weights} weights{waiting}, by {how}"
+class Announcer:
+    """Tells the user what happens, on rank zero; warnings are told once each, and also when not verbose.
+
+    Args:
+        verbose: Show tables at the start and the end, and a line for each event.
+    """
+
+    def __init__(self, verbose: bool) -> None:
+        self.verbose = verbose
+        self._warned: set[str] = set()
+
+    def start(self, model: nn.Module, run: PruningRun, plan: str, optimizers: Sequence[Optimizer]) -> None:
+        """What is selected, how it will be pruned, and what no optimizer trains."""
+        self._warned.clear()
+        waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
+        self._show(report.start(model, run.targets, plan + waiting))
+        self._warn(checks.not_trained(run.targets, optimizers))
+
+    def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
+        """That all callbacks of a fit together select little of the model."""
+        self._warn(checks.narrow_selection(model, targets))
+
+    def pruned(self, event: PruningEvent, unit: str) -> None:
+        """What an event did."""
+        if message := without_effect(event, unit):
+            self._warn(["without effect"], message)
+        time = event.demand.time
+        self._tell(
+            f"pruned at {unit} {time}: {event.zeros:,} of {event.total:,} weights are zero ({event.sparsity:.2%})"
+        )
+
+    def restarted(self, names: Sequence[str]) -> None:
+        """Which scores are compared from now on only."""
+        if names:
+            self._tell(f"sparser now: scores of {', '.join(names)} are compared from here on")
+
+    def not_rewound(self, rewind: object, epoch: int) -> None:
+        """That there is nothing to go back to yet."""
+        self._warn([f"nothing is rewound: {rewind} lies ahead of epoch {epoch}"])
+
+    def end(self, model: nn.Module, targets: Sequence[Target], plan: Plan, shortfall: str | None) -> None:
+        """What was reached, and what is wrong with it."""
+        self._show(report.end(targets, plan.final))
+        self._warn([*([shortfall] if shortfall else []), *checks.dead_layers(targets), *checks.cut_layers(model)])
+
+    def _show(self, table: report.Summary) -> None:
+        if self.verbose:
+            rank_zero_only(report.show)(table)
+
+    def _tell(self, message: str) -> None:
+        if self.verbose:
+            rank_zero_info(message)
+
+    def _warn(self, kinds: Iterable[str], message: str | None = None) -> None:
+        for kind in kinds:
+            if kind not in self._warned:
+                self._warned.add(kind)
+                rank_zero_warn(message or kind)
 
 
 def unfinished(run: PruningRun, plan: Plan) -> str | None:
