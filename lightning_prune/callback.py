@@ -13,9 +13,9 @@ from torch import nn
 
 from lightning_prune.budgets import Budget, Scope
 from lightning_prune.distributed import require_same, require_same_masks, require_strategy
+from lightning_prune.enforcing import Enforcement
 from lightning_prune.erasing import averaged_models, erase
 from lightning_prune.events import Pruner
-from lightning_prune.in_place import ZeroKeeper
 from lightning_prune.limits import Limits, bound, limits_of, require_room
 from lightning_prune.logs import Running, SparsityLog
 from lightning_prune.messages import Announcer, unfinished
@@ -73,6 +73,10 @@ class PruningCallback(Callback):
             count for the plan. Without ``amount``, ``schedule`` and times nothing else is pruned.
         frozen: ``"skip"``: tensors that are frozen when fit starts are not pruned; ``"join"``: at the first event after
             they became trainable they are pruned with the others, and count for the plan from then on.
+        enforce: How masked weights are kept at zero: ``"read"``: whatever is written into the parameter, reading it
+            gives zeros; ``"in_place"``: the parameter holds them, its gradient is masked after each backward, and zeros
+            are written again after each step, at the speed and memory of dense training and with the same results.
+            Sharded parameters are always kept in place.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
             scores from then on, so that the best checkpoint is one of the highest sparsity reached.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
@@ -112,6 +116,7 @@ class PruningCallback(Callback):
         seed: int | None = None,
         keep_zeros: bool = False,
         frozen: Literal["skip", "join"] = "skip",
+        enforce: Literal["read", "in_place"] = "read",
         restart_scores: bool = True,
         allow_unfinished: bool = False,
         log_tensors: bool = False,
@@ -134,6 +139,9 @@ class PruningCallback(Callback):
         if frozen not in ("skip", "join"):
             raise ValueError(f"frozen should be 'skip' or 'join', got {frozen!r}")
         self.frozen = frozen
+        if enforce not in ("read", "in_place"):
+            raise ValueError(f"enforce should be 'read' or 'in_place', got {enforce!r}")
+        self.enforce = enforce
         self.restart_scores = restart_scores
         self.allow_unfinished = allow_unfinished
         self.verbose = verbose
@@ -200,7 +208,7 @@ class PruningCallback(Callback):
         if stage == "fit":
             require_strategy(trainer.strategy)
             known = self._saved_of is not None and self._saved_of() is pl_module
-            self._saved = {**self._saved, "done": None, "rewind": {}} if known and self._saved else None
+            self._saved = {**self._saved, "again": True} if known and self._saved else None
             self._bound = self.plan
             self._max_epochs = trainer.max_epochs  # before averaging callbacks add epochs of their own
 
@@ -216,7 +224,7 @@ class PruningCallback(Callback):
         self._rewinder = Rewinder(self.rewind)
         self._rewinder.check(pl_module)
         self.run = run
-        self._keeper = ZeroKeeper(run)
+        self._keeper = Enforcement(run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
@@ -228,12 +236,14 @@ class PruningCallback(Callback):
         if self._saved:
             refuse_other(self._saved["words"], self._words())
         reshard(pl_module)
-        if self.run.layout is Layout.IN_PLACE:
-            self._keeper.start(trainer.optimizers)
+        self._keeper.start(trainer.optimizers)
         self.run.start(self.keep_zeros, take=not self._saved)
-        if self._saved:
+        if self._saved and "again" in self._saved:
+            self.run.keep_masks_of(self._saved)
+        elif self._saved:
             self.run.load_state_dict(self._saved)
             self._rewinder.load_state_dict(self._saved["rewind"])
+        self._keeper.write_zeros()
         self._saved = None
         if trainer.world_size > 1:
             require_same_masks(self.run.masks)
@@ -256,7 +266,7 @@ class PruningCallback(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets no gradient move a zero that is kept in place."""
-        if self.run is not None and self.run.layout is Layout.IN_PLACE:
+        if self.run is not None:
             self._keeper.after_backward()
 
     def on_train_batch_end(
@@ -330,8 +340,8 @@ class PruningCallback(Callback):
         join = self.frozen == "join"
         targets, frozen = select_trainable(model, self.parameters, self.exclude, join)
         sharded = any(is_sharded(t.parameter) for t in [*targets, *frozen])
-        kind, layout = (ShardedPruner, Layout.IN_PLACE) if sharded else (Pruner, Layout.KEPT)
-        pruner = kind(self.recipe, self.budget, self.normalize, self.plan.final)
+        layout = Layout.IN_PLACE if sharded or self.enforce == "in_place" else Layout.KEPT
+        pruner = (ShardedPruner if sharded else Pruner)(self.recipe, self.budget, self.normalize, self.plan.final)
         pruner.check([*targets, *frozen] if join else targets)
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         seed = seed if trainer is None else trainer.strategy.broadcast(seed)

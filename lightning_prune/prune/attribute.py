@@ -21,7 +21,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.prune.masking import masked
+from lightning_prune.prune.masking import masked, write_zeros, zero_under
+from lightning_prune.prune.sharding import local
 
 
 class Layout(enum.Enum):
@@ -283,9 +284,10 @@ def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
 @torch.no_grad()
 def set_mask(module: nn.Module, name: str, mask: Tensor) -> None:
     """Puts a new mask in the place of the one that is there."""
+    # The old one is not written into: a forward that waits for its backward has saved it.
     if layout_of(module, name) is Layout.DOCUMENTED:
-        cast(Tensor, module._buffers[name + "_mask"]).copy_(mask)
-    else:  # not written into: a forward that waits for its backward has saved the old one
+        module._buffers[name + "_mask"] = _trainable(mask.to(cast(Tensor, module._buffers[name + "_mask"])))
+    else:
         cast(_Masked, module)._kept_masks[name] = _trainable(mask)
 
 
@@ -297,7 +299,7 @@ def hidden_values(parameter: Tensor | None, mask: Tensor) -> bool:
     """Whether a parameter holds anything but zeros under its mask."""
     if parameter is None or parameter.is_meta:
         return False
-    return bool(((parameter.detach() != 0) & ~mask).any())
+    return not zero_under(local(parameter), local(mask))  # of a sharded one, what this rank holds: no exchange
 
 
 @torch.no_grad()
@@ -305,7 +307,7 @@ def erase(module: nn.Module, name: str) -> None:
     """Writes zeros into the masked entries of the stored parameter."""
     mask = alive_mask(module, name)
     if mask is not None:
-        stored_parameter(module, name).masked_fill_(~mask, 0)
+        write_zeros(stored_parameter(module, name), mask)
 
 
 def detach(module: nn.Module, name: str) -> None:
