@@ -389,14 +389,16 @@ class PruningCallback(Callback):
     def _finish(self, pl_module: LightningModule, alone: bool = False) -> None:
         if self.run is None:
             return
-        self._saved = None if alone and self.run.sharded else self.state_dict()  # other ranks may not gather masks
+        alone = alone and self.run.sharded  # other ranks may not be there to exchange anything
+        self._saved = None if alone else self.state_dict()
         self._saved_of = weakref.ref(pl_module)
         run, shortfall = self.run, unfinished(self.run, self._bound)
         self._keeper.stop()
+        del self._keeper  # it holds the model
         reshard(pl_module)
         run.close()
         self.run = None
-        if run.started:
+        if run.started and not alone:
             self._say.end(pl_module, run.targets, self._bound, shortfall)
 
     def _require_room(self, trainer: Trainer, limits: Limits) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from lightning_prune.budgets import Budget, TensorSize
 from lightning_prune.plan import Demand
 from lightning_prune.prune.amounts import compute_nparams_to_prune
-from lightning_prune.prune.container import next_mask
+from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.container import next_mask, require_prunable
 from lightning_prune.prune.functional import global_masks
 from lightning_prune.prune.sharding import dead_entries
 from lightning_prune.recipe import Recipe
@@ -80,7 +81,10 @@ class Pruner:
             ValueError: If a tensor has no channels for a structured method, an override matches no tensor, the
                 target at the end is out of the budget's reach, or a method cannot prune tensors together.
             IndexError: If a tensor has not the dimension that counts its channels.
+            TypeError: If a mask cannot be put on a tensor.
         """
+        for target in targets:
+            _require_prunable(target)
         if self.recipe.structured:
             for target in targets:
                 self.recipe.channel_dim(target)
@@ -201,6 +205,14 @@ class Pruner:
         methods = [self.recipe.make(0, dim) for dim in dims]
         dropped = global_channels(methods, targets, dims, count, room, count_channels)
         return [kept_channels(t, dim, dead) for t, dim, dead in zip(targets, dims, dropped, strict=True)]
+
+
+def _require_prunable(target: Target) -> None:
+    for module, name in target.owners:
+        try:
+            require_prunable(module, name, Layout.KEPT)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"'{target.name}' cannot be pruned: {error}") from error
 
 
 def _sizes(targets: Sequence[Target]) -> list[TensorSize]:

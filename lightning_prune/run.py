@@ -89,7 +89,7 @@ class PruningRun:
         self.layout = layout
         self.frozen = list(frozen)
         self.join = join
-        self._guard = guard or (lambda masks: None)
+        self._guard = guard
         self.events = 0
         self.done: int | None = None
         self.started = False
@@ -170,7 +170,8 @@ class PruningRun:
         before = self.zeros
         with _own_randomness(f"{self.seed}:{self.events}", self.targets):
             masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
-        self._guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
+        if self._guard is not None:
+            self._guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
         for target, mask in zip(self.targets, masks, strict=True):
             if mask is not None and mask is not target.alive:
                 self._impose(target, mask)
@@ -194,6 +195,8 @@ class PruningRun:
     def _impose(self, target: Target, mask: Tensor) -> None:
         for module, name in target.owners:
             impose(CustomFromMask(None, self._origin), module, name, mask, self.layout)
+        if self.sharded:
+            dead_entries(mask)  # counted now, when all ranks are here
 
     def close(self) -> None:
         """Makes the pruning permanent: plain parameters with zeros."""
@@ -233,6 +236,18 @@ class PruningRun:
         self.frozen = list(found.values())
         for target in self.targets:
             self._restore(target, state["tensors"][target.name])
+
+    def keep_masks_of(self, state: Mapping[str, Any]) -> None:
+        """Masks what an earlier fit of the same model masked; the selection is the one made now.
+
+        Args:
+            state: The :meth:`state_dict` at the end of that fit.
+        """
+        self.seed, self.events = state["seed"], state["events"]
+        for target in self.targets:
+            saved = state["tensors"].get(target.name)
+            if saved is not None and list(target.parameter.shape) == list(saved["shape"]):
+                self._restore(target, {key: value for key, value in saved.items() if key != "hidden"})
 
     def _restore(self, target: Target, saved: Mapping[str, Any]) -> None:
         if "bits" not in saved:

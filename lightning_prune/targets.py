@@ -87,7 +87,8 @@ def select(
 ) -> list[Target]:
     """The tensors of a model that are to be pruned, in the order of ``named_parameters()``.
 
-    By default: every trainable parameter of two or more dimensions that is not an embedding, a bias or a norm's.
+    By default: every trainable parameter of two or more dimensions that is not an embedding, a bias or a norm's, nor,
+    unless it is called ``weight``, a vector with dimensions of size 1.
     Patterns choose among those; an exact name, a (module, name) pair or a predicate chooses any parameter.
 
     Args:
@@ -206,6 +207,8 @@ def _eligible(target: Target, frozen: bool) -> bool:
         return False
     if not (frozen or parameter.requires_grad):
         return False
+    if parameter.numel() == max(parameter.shape) and all(name != "weight" for _, name in target.owners):
+        return False  # a vector with dimensions of size 1: a magnitude of weight_norm, a layer scale, a class token
     modules = [module for module, _ in target.owners]
     bias = any(name.startswith("bias") for _, name in target.owners)
     return not bias and not any(isinstance(module, _NORMS + _EMBEDDINGS) for module in modules)
@@ -269,7 +272,12 @@ def _show(pattern: Pattern) -> str:
         return f"({type(pattern[0]).__name__}, {pattern[1]!r})"  # type: ignore[index]
     if isinstance(pattern, str):
         return repr(pattern)
-    return str(getattr(pattern, "__qualname__", type(pattern).__qualname__))
+    name = str(getattr(pattern, "__qualname__", type(pattern).__qualname__))
+    code: Any = getattr(pattern, "__code__", None)
+    if name.endswith("<lambda>") and code is not None:
+        words = [*code.co_names, *(c for c in code.co_consts if isinstance(c, (str, int, float)))]
+        name += f"({', '.join(str(word) for word in words)})"  # so that two lambdas of one model can differ
+    return name
 
 
 def describe_patterns(patterns: Patterns) -> str:

@@ -300,6 +300,16 @@ def test_model_pruned_by_torch_is_refused_by_name(tmp_path: Path) -> None:
         fit(tmp_path, PruningCallback(), model)
 
 
+def test_torchscript_layers_are_refused_by_name_at_the_start(tmp_path: Path) -> None:
+    model = net()
+    model.first = torch.jit.script(model.first)
+    with pytest.raises(TypeError, match=r"'first\.weight' cannot be pruned: .*TorchScript"):
+        fit(tmp_path, PruningCallback(), model)
+    assert zeros(model) == 0
+    model = fit(tmp_path, PruningCallback(amount=0.5, epochs=[0], exclude="first", verbose=False), model)
+    assert zeros(model, "last.weight") == 24
+
+
 def test_model_pruned_by_the_engine_goes_on(tmp_path: Path) -> None:
     model = net()
     parameter = model.first.weight

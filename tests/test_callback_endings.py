@@ -7,6 +7,7 @@ import functools
 import gc
 import pickle
 import signal
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,19 @@ def test_l7_the_same_trainer_goes_on(tmp_path: Path) -> None:
     fits.fit(model)
     assert [event[1] for event in callback.seen] == [0, 1, 2, 3]
     assert zeros(model) == 165
+
+
+def test_l7_second_fit_selects_anew(tmp_path: Path) -> None:
+    """The head alone, and then the whole model, as one fine-tunes."""
+    callback, model = Recorder(amount=0.5, epochs=[0]), net()
+    model.first.requires_grad_(False)
+    trainer(tmp_path, callback, epochs=1).fit(model)
+    assert (zeros(model, "first.weight"), zeros(model, "last.weight")) == (0, 24)
+    dead = model.last.weight == 0
+    model.first.requires_grad_(True)
+    trainer(tmp_path, callback, epochs=1).fit(model)
+    assert (zeros(model, "first.weight"), zeros(model, "last.weight")) == (64, 36)
+    assert bool((model.last.weight == 0)[dead].all())
 
 
 def test_l7_other_model_is_pruned_afresh(tmp_path: Path) -> None:
@@ -319,6 +333,17 @@ def test_l27_memory_stays_flat_over_100_rounds(tmp_path: Path) -> None:
     assert abs(live[1] - live[0]) < 176 * 4
     gc.collect()
     assert zeros(model) == round(0.9 * 176)
+
+
+def test_the_callback_keeps_no_model_alive(tmp_path: Path) -> None:
+    callback, model = plan(), net()
+    with pytest.raises(RuntimeError, match="here"):
+        trainer(tmp_path, callback, Once(RuntimeError("here"))).fit(model)
+    trainer(tmp_path, callback, epochs=6).fit(model)
+    weight = weakref.ref(model.first.weight)
+    del model
+    gc.collect()
+    assert weight() is None
 
 
 def test_callback_pickles_and_copies_before_during_and_after(tmp_path: Path) -> None:

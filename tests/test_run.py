@@ -127,6 +127,19 @@ def test_another_model_is_refused_before_anything_changed() -> None:
         run_of(network(), parameters="2.weight").load_state_dict(run.state_dict())
 
 
+def test_masks_of_an_earlier_fit_on_a_selection_of_now() -> None:
+    model = network()
+    run = run_of(model, parameters="0.weight")
+    run.prune(Demand(0, amount=0.5))
+    state = run.state_dict()
+    run.close()
+    again = run_of(model)
+    again.start()
+    again.keep_masks_of(state)
+    assert [t.zeros for t in again.targets] == [24, 0]
+    assert (again.events, again.done) == (1, None)
+
+
 def test_kept_zeros() -> None:
     model = network()
     model[0].weight.data.view(-1)[::3] = 0

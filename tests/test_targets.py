@@ -158,6 +158,26 @@ def test_channel_dimensions(name: str, dims: tuple[int, int]) -> None:
         target.channel_dim("up")
 
 
+def test_vectors_with_dimensions_of_size_one_are_not_selected() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+            self.to_one = nn.Linear(4, 1)
+            self.layer_scale = nn.Parameter(torch.ones(6, 1, 1))
+            self.class_token = nn.Parameter(torch.ones(1, 1, 6))
+
+    block = Block()
+    assert names(select(block)) == ["linear.parametrizations.weight.original1", "to_one.weight"]
+    assert names(select(block, "layer_scale")) == ["layer_scale"]
+
+
+def test_descriptions_tell_lambdas_apart() -> None:
+    first, last = describe_patterns(lambda name, p: name == "first"), describe_patterns(lambda name, p: name == "last")
+    assert first != last
+    assert first.endswith("<lambda>(first)")
+
+
 def test_descriptions_are_the_same_in_every_process() -> None:
     model = Model()
     patterns = ["a.*", re.compile("b"), nn.Linear, (model.up, "bias"), model.body, test_messages]
