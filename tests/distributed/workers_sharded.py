@@ -1,0 +1,216 @@
+"""What every rank of an FSDP2 run does; the tests look at the whole parameters that come back."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from lightning_prune import Linear, PruningCallback, Rewind
+from lightning_prune.prune import BasePruningMethod
+from lightning_prune.prune.sharding import whole
+from tests.distributed.launch import RANKS, Check
+from tests.distributed.models import Fitted, Mlp
+from tests.models import trainer
+
+METHODS: dict[str, dict[str, Any]] = {
+    "l1_unstructured": {},
+    "random_unstructured": {},
+    "ln_structured": {},
+    "ln_structured in": {"dim": "in"},
+    "ln_structured inf in": {"dim": "in", "n": float("inf")},
+    "random_structured": {},
+}
+SCOPES = ("local", "global")
+
+
+class EveryThird(BasePruningMethod):
+    """A method of a user, which sees a whole tensor."""
+
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t: Any, default_mask: Any) -> Any:
+        mask = default_mask.clone()
+        mask.view(-1)[::3] = 0
+        return mask
+
+
+class Sharded(Mlp):
+    """The same model; layers and root are split by rows in ``configure_model``."""
+
+    def configure_model(self) -> None:
+        for layer in (self.first, self.second, self.last):
+            fully_shard(layer, mesh=self.device_mesh["data_parallel"])  # type: ignore[index]
+        fully_shard(self, mesh=self.device_mesh["data_parallel"])  # type: ignore[index]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", super().training_step(batch, batch_idx), sync_dist=True)
+
+    def val_dataloader(self) -> Any:
+        return self.train_dataloader()
+
+
+def schedule(final: float = 0.6) -> Linear:
+    return Linear(final=final, begin=0, end=2)
+
+
+def callback(method: str = "l1_unstructured", scope: Any = "global", **kwargs: Any) -> PruningCallback:
+    name, *_ = method.split()
+    kwargs = {"schedule": schedule(), "scope": scope, "verbose": False, **METHODS.get(method, {}), **kwargs}
+    return PruningCallback(name, **kwargs)
+
+
+class Zeros(Callback):
+    """Looks at the zeros of all parameters after each step, and at how the weights are stored."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, int]] = []
+        self.names: set[str] = set()
+        self.rows: dict[str, int] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append({n: int((whole(p.detach()) == 0).sum()) for n, p in pl_module.named_parameters()})
+        self.names |= {name for name, _ in pl_module.named_parameters()}
+        self.rows = {
+            name: len(module._kept_masks["weight"].to_local())
+            for name, module in pl_module.named_modules()
+            if "_kept_masks" in vars(module)
+        }
+
+
+def fit(
+    folder: Path, model: Any, *callbacks: Any, distributed_checkpoint: bool = True, ckpt_path: Any = None, **kwargs: Any
+) -> Fitted:
+    strategy = ModelParallelStrategy(
+        data_parallel_size=RANKS, tensor_parallel_size=1, save_distributed_checkpoint=distributed_checkpoint
+    )
+    t = trainer(folder, *callbacks, **{"epochs": 4, "devices": RANKS, "strategy": strategy, **kwargs})
+    t.fit(model, ckpt_path=ckpt_path)
+    return values(model)
+
+
+def values(model: nn.Module) -> Fitted:
+    """As for plain models, but with whole parameters."""
+    return {
+        "parameters": {name: whole(p.detach()).clone() for name, p in model.named_parameters()},
+        "classes": [type(module).__name__.removeprefix("FSDP") for module in model.modules()],
+        "plain": not any(hasattr(module, "_masked_base") for module in model.modules()),
+    }
+
+
+def pruned(folder: Path, method: str, scope: str) -> tuple[Fitted, dict[str, Any]]:
+    zeros = Zeros()
+    fitted = fit(folder, Sharded(RANKS), callback(method, scope), zeros)
+    return fitted, {"seen": zeros.seen, "names": zeros.names, "rows": zeros.rows}
+
+
+def with_adam(folder: Path) -> Fitted:
+    """Weight decay and momentum would move zeros; gradients are clipped by their norm."""
+    model = Sharded(RANKS)
+    model.make = partial(torch.optim.AdamW, lr=0.02, weight_decay=0.1)  # type: ignore[assignment]
+    return fit(folder, model, callback(), gradient_clip_val=0.05)
+
+
+def by_user(folder: Path) -> Fitted:
+    return fit(folder, Sharded(RANKS), PruningCallback(EveryThird, epochs=[1], verbose=False))
+
+
+def kept_zeros(folder: Path) -> Fitted:
+    model = Sharded(RANKS)
+    with torch.no_grad():
+        model.first.weight[::2] = 0
+    return fit(folder, model, PruningCallback(keep_zeros=True, verbose=False))
+
+
+def steps(folder: Path) -> Fitted:
+    plan = Linear(final=0.6, begin=3, end=11, every=2, unit="step")
+    return fit(folder, Sharded(RANKS), PruningCallback(schedule=plan, scope="global", verbose=False))
+
+
+def straight(folder: Path, method: str) -> Fitted:
+    return fit(folder, Sharded(RANKS, adam=True), callback(method))
+
+
+def saved(folder: Path, kind: str, method: str) -> Path:
+    """Two of four epochs."""
+    keep = ModelCheckpoint(folder, filename=f"{kind}-{method}-{RANKS}")
+    kwargs: dict[str, Any] = {
+        "epochs": 2,
+        "enable_checkpointing": True,
+        "distributed_checkpoint": kind == "distributed",
+    }
+    fit(folder, Sharded(RANKS, adam=True), callback(method, allow_unfinished=True), keep, **kwargs)
+    return Path(keep.best_model_path)
+
+
+def resumed(folder: Path, kind: str, method: str) -> tuple[Path, Fitted]:
+    """The other two epochs, from a checkpoint of either kind."""
+    path = saved(folder, kind, method)
+    pruning = callback(method)
+    return path, fit(folder, Sharded(RANKS, adam=True), pruning, ckpt_path=path)
+
+
+def elsewhere(folder: Path, kind: str) -> Fitted:
+    """The other two epochs, from a checkpoint that two ranks wrote."""
+    path = folder / (f"{kind}-l1_unstructured-2" + (".ckpt"))
+    return fit(folder, Sharded(RANKS, adam=True), callback(), ckpt_path=path)
+
+
+class Fails(Callback):
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 6:
+            raise ArithmeticError
+
+
+def exception(folder: Path) -> tuple[Fitted, dict[str, Any]]:
+    model, pruning = Sharded(RANKS), callback()
+    try:
+        fit(folder, model, pruning, Fails())
+    except ArithmeticError:
+        return values(model), pruning.state_dict()
+    raise AssertionError("the fit went through")
+
+
+def refused(folder: Path) -> list[str]:
+    """What cannot be pruned in parts is refused when the fit starts."""
+    arguments: list[dict[str, Any]] = [
+        {"normalize": "l2"},
+        {"rewind": Rewind(epoch=0)},
+        {"method": EveryThird, "schedule": None, "epochs": [1]},
+    ]
+    messages = []
+    for given in arguments:
+        try:
+            fit(folder, Sharded(RANKS), PruningCallback(**{"schedule": schedule(), "scope": "global", **given}))
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
+
+
+def checks(ranks: int) -> dict[str, Check]:
+    found: dict[str, Check] = {
+        f"sharded {method}, {scope}": partial(pruned, method=method, scope=scope)
+        for method, scope in itertools.product(METHODS, SCOPES)
+    }
+    found |= {
+        "adam": with_adam,
+        "by user": by_user,
+        "kept zeros": kept_zeros,
+        "steps": steps,
+        "refused in parts": refused,
+        "exception": exception,
+    }
+    for method in ("l1_unstructured", "random_unstructured"):
+        found[f"straight {method}"] = partial(straight, method=method)
+        for kind in ("full", "distributed"):
+            found[f"resumed {kind} {method}"] = partial(resumed, kind=kind, method=method)
+    if ranks == 3:
+        found |= {f"elsewhere {kind}": partial(elsewhere, kind=kind) for kind in ("full", "distributed")}
+    return found
