@@ -311,8 +311,8 @@ class PruningCallback(Callback):
         self._finish(pl_module)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the reference to the model fitted last, which cannot be pickled."""
-        return {**vars(self), "_saved_of": None}
+        """Without what belongs to the model fitted last: the reference to it, and Lightning's ``log`` of it."""
+        return {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")} | {"_saved_of": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Masks and position; kept after a fit until the next one."""
