@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 
 from lightning_prune.erasing import fill_second_moments
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.masking import write_zeros
+from lightning_prune.prune.masking import widened, write_zeros
 from lightning_prune.prune.sharding import local
 from lightning_prune.run import PruningRun
+from lightning_prune.targets import Target
 
 _EVERY = 100  # steps after which second moments are written again: 1e-8 is a normal number still with a beta of 0.5
 
@@ -57,6 +58,7 @@ class Enforcement:
         self._run = run
         self._in_place = run.layout is Layout.IN_PLACE
         self._handles: list[Any] = []
+        self._masks: dict[str, tuple[Tensor, Tensor]] = {}  # of each target, with its form that zeros are written by
 
     def start(self, optimizers: Iterable[Optimizer]) -> None:
         """Follows the steps of all optimizers from now on.
@@ -77,31 +79,36 @@ class Enforcement:
         """Masks the gradients in layout ``IN_PLACE``; 0 under the mask also where they are inf or NaN."""
         if self._in_place:
             for target in self._run.targets:
-                _mask(target.parameter.grad, target.alive)
+                self._mask(target, target.parameter.grad)
 
     def write_zeros(self) -> None:
         """Writes the zeros in layout ``IN_PLACE``, for example over what a checkpoint has under its masks."""
         if self._in_place:
             for target in self._run.targets:
-                _mask(target.parameter, target.alive)
+                self._mask(target, target.parameter)
 
     def stop(self) -> None:
         """Follows no optimizer any more."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._masks = [], {}
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         stepped = [target for target in self._run.targets if id(target.parameter) in held]
         for target in stepped if self._in_place else ():
-            _mask(target.parameter, target.alive)
+            self._mask(target, target.parameter)
         fill_second_moments(optimizer, stepped, every=_EVERY)
 
-
-def _mask(tensor: Tensor | None, alive: Tensor | None) -> None:
-    if tensor is not None and alive is not None:
-        write_zeros(local(tensor.detach()), local(alive))
+    def _mask(self, target: Target, tensor: Tensor | None) -> None:
+        alive = target.alive
+        if alive is None or tensor is None:
+            return
+        known, mask = self._masks.get(target.name, (None, alive))
+        if known is not alive:  # a new one after each event
+            mask = widened(local(alive), local(tensor.detach()))
+            self._masks[target.name] = (alive, mask)
+        write_zeros(local(tensor.detach()), mask)
 
 
 def _require_hooks(optimizers: Iterable[object]) -> None:

@@ -13,7 +13,7 @@ Everything else (other devices, complex numbers, tensor subclasses, tracers and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,13 +48,12 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     return _MaskedBits.apply(tensor, mask)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.no_grad()
 def write_zeros(tensor: Tensor, mask: Tensor) -> None:
     """Writes zeros into a tensor, in place, where the mask is False.
 
     Args:
         tensor: Any tensor.
-        mask: Boolean, its shape, on its device.
+        mask: Boolean, its shape, on its device; or what :func:`widened` makes of that.
 
     Example:
         >>> weight = torch.tensor([1.0, torch.nan])
@@ -63,13 +62,27 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
         tensor([1., 0.])
     """
     if not _has_bits(tensor):
-        tensor.masked_fill_(~mask, 0)
+        tensor.detach().masked_fill_(mask == 0, 0)
         return
     for bits, keep in _pieces(tensor, mask):
         bits.mul_(keep)
 
 
 @torch.no_grad()
+def widened(mask: Tensor, tensor: Tensor) -> Tensor:
+    """A mask for :func:`write_zeros` that takes less time, and as much memory as the tensor, if that is small on a CPU.
+
+    Args:
+        mask: Boolean.
+        tensor: What zeros will be written into, many times.
+
+    Returns:
+        A new mask of integers as wide as the entries of the tensor, or the mask itself.
+    """
+    small = tensor.numel() < _PIECE and _has_bits(tensor) and tensor.is_cpu
+    return mask.to(_BITS[tensor.element_size()]) if small else mask
+
+
 def zero_under(tensor: Tensor, mask: Tensor) -> bool:
     """Whether a tensor is 0 wherever the mask is False.
 
@@ -95,13 +108,12 @@ def _any_nonzero(bits: Tensor, dtype: torch.dtype) -> bool:
     return bool((bits.view(dtype) != 0).any())
 
 
-def _pieces(tensor: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(tensor: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     """Bits of the tensor, as views, with their masks: in pieces of the order of memory, or else as a whole."""
     bits = tensor.detach().view(_BITS[tensor.element_size()])
-    if not (bits.is_contiguous() and mask.is_contiguous()):
-        yield bits, mask
-    else:
-        yield from zip(torch.split(bits.view(-1), _PIECE), torch.split(mask.view(-1), _PIECE), strict=True)
+    if bits.numel() <= _PIECE or not (bits.is_contiguous() and mask.is_contiguous()):
+        return [(bits, mask)]
+    return zip(torch.split(bits.view(-1), _PIECE), torch.split(mask.view(-1), _PIECE), strict=True)
 
 
 def _has_bits(tensor: Tensor) -> bool:
