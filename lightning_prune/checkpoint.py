@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_prune.prune.models import pruned_tensors
+from lightning_prune.prune.sharding import holders_of, is_sharded, local, whole
 
 
 def pack(mask: Tensor) -> Tensor:
@@ -31,6 +32,30 @@ def pack(mask: Tensor) -> Tensor:
         part = flat[bit::8]
         packed[: part.numel()] |= part << bit
     return packed
+
+
+def pack_whole(mask: Tensor) -> Tensor:
+    """The bytes that :func:`pack` makes of a whole mask, of which each rank may hold some rows.
+
+    Ranks send each other their bits, or their masks if the rows of a rank do not end where a byte ends. Every rank has
+    to call it.
+
+    Args:
+        mask: Boolean, plain or split by rows.
+
+    Returns:
+        As :func:`pack`, the same on every rank.
+    """
+    if not is_sharded(mask):
+        return pack(mask)
+    holders = holders_of(mask)
+    most = -(-mask.shape[0] // holders.size) * (mask.numel() // max(1, mask.shape[0]))
+    if most % 8:
+        return pack(whole(mask))
+    own = torch.zeros(most // 8, dtype=torch.uint8)
+    bits = pack(local(mask))
+    own[: len(bits)] = bits
+    return holders.gathered(own.to(mask.device)).cpu().flatten()[: -(-mask.numel() // 8)]
 
 
 def unpack(packed: Tensor, shape: torch.Size | tuple[int, ...] | list[int]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.checkpoint import pack, unpack
+from lightning_prune.checkpoint import pack_whole, unpack
 from lightning_prune.events import Pruner
 from lightning_prune.plan import Demand
 from lightning_prune.prune import attribute
@@ -19,7 +19,7 @@ from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.container import impose
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.methods import CustomFromMask
-from lightning_prune.prune.sharding import cut, dead_entries, is_sharded, whole
+from lightning_prune.prune.sharding import cut, dead_entries, is_sharded
 from lightning_prune.targets import Target, all_targets
 
 STATE_VERSION = 1
@@ -292,7 +292,7 @@ def _tensor_state(target: Target) -> dict[str, Any]:
     mask, parameter = target.alive, target.parameter.detach()
     state: dict[str, Any] = {"shape": list(parameter.shape)}
     if mask is not None:
-        state["bits"] = pack(whole(mask))
+        state["bits"] = pack_whole(mask)
         if not is_sharded(mask) and attribute.hidden_values(parameter, mask):
             state["hidden"] = parameter[~mask].cpu()
     return state

@@ -133,6 +133,18 @@ def test_resumed_in_one_process(two: list[Results], tmp_path: Path) -> None:
     assert largest_difference(straight, fitted) < 1e-5
 
 
+def test_replicas_are_counted_once(each: list[Results], tmp_path: Path) -> None:
+    alone = fit(tmp_path, Mlp(), callback())
+    for fitted in result(each, "replicated"):
+        assert same_zeros(alone, fitted)
+        assert largest_difference(alone, fitted) < 1e-6
+
+
+def test_a_replica_that_differs_is_caught_by_name(each: list[Results]) -> None:
+    for message in result(each, "disturbed"):
+        assert "the masks of 1 of 3 tensors differ between the ranks: second.weight." in message
+
+
 def test_an_exception_leaves_a_plain_model(each: list[Results]) -> None:
     for fitted, saved in result(each, "exception"):
         assert fitted["plain"]
@@ -142,7 +154,8 @@ def test_an_exception_leaves_a_plain_model(each: list[Results]) -> None:
 
 
 def test_what_cannot_be_pruned_in_parts_is_refused(each: list[Results]) -> None:
-    for normalized, rewound, seen_whole in result(each, "refused in parts"):
+    for normalized, rewound, seen_whole, columns in result(each, "refused in parts"):
         assert normalized == "normalize='l2' is not there for sharded models: leave it out"
         assert "Rewind(epoch=0, step=None, what='weights') does not work with sharded parameters" in rewound
+        assert "'last.weight' cannot be pruned: it is placed as (Shard(dim=1),)" in columns
         assert "EveryThird would have to see all tensors of a sharded model at once" in seen_whole

@@ -11,12 +11,14 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 
 from lightning_prune import Linear, PruningCallback, Rewind
 from lightning_prune.prune import BasePruningMethod
 from lightning_prune.prune.sharding import whole
-from tests.distributed.launch import RANKS, Check
+from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import Fitted, Mlp
 from tests.models import trainer
 
@@ -55,6 +57,44 @@ class Sharded(Mlp):
 
     def val_dataloader(self) -> Any:
         return self.train_dataloader()
+
+
+class Replicated(Sharded):
+    """Copies on a mesh of two dimensions: every rank holds all rows."""
+
+    def configure_model(self) -> None:
+        mesh = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("copies", "rows"))
+        for module in (self.first, self.second, self.last, self):
+            fully_shard(module, mesh=mesh)
+
+
+class Columns(Sharded):
+    """The last matrix is split by columns."""
+
+    def configure_model(self) -> None:
+        mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
+        fully_shard(self, mesh=mesh, shard_placement_fn=lambda p: Shard(int(p.shape == (3, 6))))
+
+
+class Disturb(Callback):
+    """Changes the largest weight of one layer, on rank 1 only, to the smallest."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if rank() == 1 and trainer.current_epoch == 1:
+            part = pl_module.second.weight.data.to_local().view(-1)
+            part[part.abs().argmax()] = 0
+
+
+def replicated(folder: Path) -> Fitted:
+    return fit(folder, Replicated(RANKS), callback())
+
+
+def disturbed(folder: Path) -> str:
+    try:
+        fit(folder, Replicated(RANKS), Disturb(), callback(scope="local"))
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("the fit went through")
 
 
 def schedule(final: float = 0.6) -> Linear:
@@ -184,11 +224,13 @@ def refused(folder: Path) -> list[str]:
         {"normalize": "l2"},
         {"rewind": Rewind(epoch=0)},
         {"method": EveryThird, "schedule": None, "epochs": [1]},
+        {"model": Columns},
     ]
     messages = []
     for given in arguments:
+        model = given.pop("model", Sharded)(RANKS)
         try:
-            fit(folder, Sharded(RANKS), PruningCallback(**{"schedule": schedule(), "scope": "global", **given}))
+            fit(folder, model, PruningCallback(**{"schedule": schedule(), "scope": "global", **given}))
         except ValueError as error:
             messages.append(str(error))
     return messages
@@ -206,6 +248,8 @@ def checks(ranks: int) -> dict[str, Check]:
         "steps": steps,
         "refused in parts": refused,
         "exception": exception,
+        "replicated": replicated,
+        "disturbed": disturbed,
     }
     for method in ("l1_unstructured", "random_unstructured"):
         found[f"straight {method}"] = partial(straight, method=method)
