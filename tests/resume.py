@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_prune import Cubic, Linear, PruningCallback
@@ -53,10 +52,7 @@ class StatefulLoader(DataLoader[Any]):
         self.given = start
         for index in range(start, len(self)):
             self.given = index + 1
-            yield tuple(
-                Tensor(t[8 * index : 8 * index + 8]) if t.is_floating_point() else t[8 * index : 8 * index + 8]
-                for t in self.dataset.tensors
-            )  # type: ignore[attr-defined]
+            yield tuple(t[8 * index : 8 * index + 8] for t in self.dataset.tensors)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         return {"given": self.given % len(self)}
