@@ -8,7 +8,8 @@ So there the same values come from kernels that are vectorized:
   dtype of ``w``;
 * the product of the bits of ``w``, taken as integers, with a mask of 0 and 1.
 
-Everything else (other devices, complex numbers, tensor subclasses, tracers and compilers) gets ``torch.where``.
+Everything else (other devices, complex numbers, tensor subclasses, tracers, compilers, ``torch.func``) gets
+``torch.where``.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
         >>> masked(torch.tensor([1.0, torch.inf]), torch.tensor([True, False]))
         tensor([1., 0.])
     """
-    if not _is_plain(tensor) or mask.dtype not in (torch.bool, tensor.dtype):
-        return torch.where(mask if mask.dtype is torch.bool else mask != 0, tensor, 0)
-    if mask.dtype is not torch.bool:
-        return _threshold(tensor, mask, 0)  # type: ignore[no-any-return]
-    if tensor.dtype is torch.float32 and tensor.numel() <= _PIECE:  # the wide mask is kept until the backward
+    alike = mask.stride() == tensor.stride()  # the threshold kernel gives the format of the mask, which may be another
+    if _is_plain(tensor) and mask.dtype is torch.bool:
+        if not alike or tensor.dtype is not torch.float32 or tensor.numel() > _PIECE:
+            return _MaskedBits.apply(tensor, mask)  # type: ignore[no-any-return, no-untyped-call]
         return _threshold(tensor, mask.view(torch.uint8).to(tensor.dtype), 0)  # type: ignore[no-any-return]
-    return _MaskedBits.apply(tensor, mask)  # type: ignore[no-any-return, no-untyped-call]
+    if _is_plain(tensor) and mask.dtype is tensor.dtype and alike:
+        return _threshold(tensor, mask, 0)  # type: ignore[no-any-return]
+    return torch.where(mask if mask.dtype is torch.bool else mask != 0, tensor, 0)
 
 
 def write_zeros(tensor: Tensor, mask: Tensor) -> None:
@@ -122,14 +124,21 @@ def _has_bits(tensor: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether this is eager work on real numbers on a CPU."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return not traced and _has_bits(tensor) and tensor.is_cpu
+    return _has_bits(tensor) and tensor.is_cpu and not _transformed(tensor)
+
+
+def _transformed(tensor: Tensor) -> bool:
+    """Whether a compiler, a tracer, a transform of ``torch.func`` or a batch of gradients is at work."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(tensor)
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    )
 
 
 class _MaskedBits(torch.autograd.Function):
     """The product of bits with a boolean mask, which takes a byte per weight from the forward to the backward."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(tensor: Tensor, mask: Tensor) -> Tensor:
