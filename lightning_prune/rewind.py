@@ -31,7 +31,7 @@ class Rewind:
         epoch: Back to the state at the start of this epoch.
         step: Back to the state before this optimizer step (as ``global_step`` counts), instead of an epoch.
         what: ``"weights"``: weights, buffers, optimizers and learning-rate schedulers. ``"learning_rate"``: only
-            optimizers and schedulers. ``"all"``: as ``"weights"``, and the random state.
+            optimizers and schedulers. ``"all"``: as ``"weights"``, and the random states of torch, NumPy and Python.
 
     Raises:
         ValueError: If not exactly one of ``epoch`` and ``step`` is given, or one is negative.
@@ -119,7 +119,11 @@ class Snapshot:
             model: The model of the snapshot.
             optimizers: As many as in the snapshot.
             schedulers: As many as in the snapshot.
+
+        Raises:
+            ValueError: If an optimizer has other parameter groups than in the snapshot.
         """
+        self._require_same_groups(optimizers)
         for name, tensor in _tensors(model) if self.model else ():
             tensor.copy_(self.model[name])
         for optimizer, state in zip(optimizers, self.optimizers, strict=True):
@@ -127,6 +131,16 @@ class Snapshot:
         for scheduler, state in zip(schedulers, self.schedulers, strict=True):
             scheduler.load_state_dict(copy.deepcopy(state))
         _set_rng_states(self.rng)
+
+    def _require_same_groups(self, optimizers: Sequence[Optimizer]) -> None:
+        now = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+        then = [[len(group["params"]) for group in state["param_groups"]] for state in self.optimizers]
+        if now != then:
+            raise ValueError(
+                f"the parameter groups of the optimizers have {now} parameters, they had {then} at the point to go "
+                "back to: parameters that join an optimizer during the fit cannot be rewound, except to a point "
+                "after that"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The snapshot for a checkpoint."""

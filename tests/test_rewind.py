@@ -376,6 +376,18 @@ def test_snapshots_are_copies_and_keep_their_types() -> None:
     assert type(snapshot.schedulers[0]["milestones"]) is Counter
 
 
+def test_parameters_that_joined_the_optimizer_cannot_be_rewound() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = Adam(model[0].parameters())
+    snapshot = Snapshot.take(model, [optimizer], [], "weights")
+    optimizer.add_param_group({"params": list(model[1].parameters())})
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+    with pytest.raises(ValueError, match=r"have \[\[2, 2\]\] parameters, they had \[\[2\]\]"):
+        snapshot.restore(model, [optimizer], [])
+    assert torch.equal(model[0].weight, torch.ones(2, 2))
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

@@ -75,10 +75,12 @@ class LotteryTicket:
         ValueError: If an argument is out of range, or a control unknown.
 
     Example:
-        >>> experiment = LotteryTicket(make_module, make_trainer, images, rounds=12, amount=0.2,
-        ...                            rewind=Rewind(step=500), controls=["reinit"])  # doctest: +SKIP
-        >>> results = experiment.run()  # doctest: +SKIP
-        >>> results.plot()  # doctest: +SKIP
+        >>> from lightning.pytorch.demos.boring_classes import BoringModel
+        >>> experiment = LotteryTicket(
+        ...     BoringModel, {"max_steps": 2000}, rounds=2, rewind=Rewind(step=500), controls=["reinit"]
+        ... )
+        >>> experiment.networks  # that experiment.run() trains
+        [(0, 0, 'dense'), (0, 1, 'ticket'), (0, 1, 'reinit'), (0, 2, 'ticket'), (0, 2, 'reinit')]
     """
 
     def __init__(
@@ -125,6 +127,11 @@ class LotteryTicket:
         self.seeds = list(seeds)
         self.directory = Path(directory)
         self.progress = progress
+
+    @property
+    def networks(self) -> list[tuple[int, int, str]]:
+        """Seed, level and arm of each network, in the order in which they are trained."""
+        return [(place.seed, place.level, place.arm.name) for place in self._places()]
 
     def run(self) -> LotteryResults:
         """Trains what is not trained yet.

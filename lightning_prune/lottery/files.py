@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_prune.lottery import masks
 from lightning_prune.lottery.arms import DENSE, Arm
-from lightning_prune.lottery.masks import State
+from lightning_prune.lottery.masks import State, remaining
 from lightning_prune.lottery.results import LotteryResults, LotteryRow
 
 
@@ -79,10 +79,10 @@ class Place:
             state: The masks it was trained with.
             pruned: The masks of the next level, if they come from this network.
         """
-        masks.save(state, self.mask)
+        torch.save(state, self.mask)
         if pruned is not None:
-            masks.save(pruned, self.pruned)
-        left, total = masks.remaining(state)
+            torch.save(pruned, self.pruned)
+        left, total = remaining(state)
         names = [path.relative_to(self.root).as_posix() for path in (self.checkpoint, self.mask)]
         row = LotteryRow(self.level, self.arm.name, self.seed, left / total, left, step, dict(metrics), *names)
         _write(self.folder / "row.json", json.dumps(asdict(row), indent=1))

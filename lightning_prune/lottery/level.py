@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from lightning_prune.lottery import masks
 from lightning_prune.lottery.arms import DENSE, TICKET
 from lightning_prune.lottery.callbacks import HeldMask, LowestLoss, RewindPoint, StartFrom
 from lightning_prune.lottery.files import Place
@@ -62,7 +61,8 @@ def _state(place: Place) -> State | None:
     """The masks that a network gets, ``None`` for a dense one."""
     if place.arm is DENSE:
         return None
-    return masks.load(place.before(place.arm if place.arm.own_mask else TICKET).pruned)
+    state: State = torch.load(place.before(place.arm if place.arm.own_mask else TICKET).pruned, weights_only=True)
+    return state
 
 
 def _start(place: Place, rewind: Rewind) -> list[Callback]:

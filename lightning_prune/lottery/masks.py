@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,17 +98,6 @@ def remaining(state: State) -> tuple[int, int]:
     """Number of weights that a state of pruning keeps, and of all."""
     masks = masks_of(state).values()
     return sum(int(mask.count_nonzero()) for mask in masks), sum(mask.numel() for mask in masks)
-
-
-def save(state: State, path: Path) -> None:
-    """Writes a state of pruning."""
-    torch.save(state, path)
-
-
-def load(path: Path) -> State:
-    """Reads a state of pruning."""
-    state: State = torch.load(path, weights_only=True)
-    return state
 
 
 def _mask(saved: Mapping[str, Any]) -> Tensor:

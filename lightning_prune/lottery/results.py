@@ -64,9 +64,9 @@ class LotteryResults:
         >>> rows = [LotteryRow(1, "ticket", seed, 0.8, 80, 50, {"accuracy": 0.91 + seed / 50}) for seed in (0, 1)]
         >>> print(LotteryResults([dense, *rows]))
         accuracy (mean and standard deviation over seeds)
-        level  weights remaining            dense           ticket
-            0            100.00%           0.9000
-            1             80.00%                   0.9200 ± 0.0141
+        level  weights remaining   dense           ticket
+            0            100.00%  0.9000
+            1             80.00%          0.9200 ± 0.0141
     """
 
     rows: Sequence[LotteryRow]
