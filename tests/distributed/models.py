@@ -8,6 +8,8 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -45,6 +47,25 @@ class Mlp(L.LightningModule):
         data = random_data(48)  # its own sampler, since Lightning's shuffles
         sampler: DistributedSampler[Any] = DistributedSampler(data, self.ranks, self.global_rank, shuffle=False)
         return DataLoader(data, batch_size=GLOBAL_BATCH // self.ranks, sampler=sampler)
+
+
+class Sent(Callback):
+    """Bytes that this rank writes in each training step, to other ranks and elsewhere."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._before = 0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._before = self._written()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.seen.append(self._written() - self._before)
+
+    def _written(self) -> int:
+        dist.barrier()
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
 
 
 def fit(

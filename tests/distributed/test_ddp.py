@@ -57,6 +57,18 @@ def test_ddp_options(two: list[Results], tmp_path: Path, option: str) -> None:
     assert sum(int((together[0]["parameters"][f"{n}.weight"] == 0).sum()) for n in ("first", "second", "last")) == 154
 
 
+def test_zeros_kept_in_place(two: list[Results], tmp_path: Path) -> None:
+    together = result(two, "in place")
+    assert same(together)
+    assert largest_difference(fit(tmp_path, Mlp(adam=True), pruning()), together[0]) < 1e-6
+
+
+def test_steps_send_no_more_than_dense_ones(two: list[Results]) -> None:
+    for dense, pruned in result(two, "sent"):
+        assert dense[2:] == pruned[2:]  # DDP arranges its buckets in the first two
+        assert min(dense) > 4 * 256  # half of all gradients, and headers
+
+
 @pytest.mark.parametrize("rewind", list(REWINDS))
 def test_rewinding(two: list[Results], tmp_path: Path, rewind: str) -> None:
     callback = PruningCallback(amount=0.3, epochs=[1, 2], scope="global", rewind=REWINDS[rewind], verbose=False)

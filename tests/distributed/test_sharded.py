@@ -133,6 +133,12 @@ def test_resumed_in_one_process(two: list[Results], tmp_path: Path) -> None:
     assert largest_difference(straight, fitted) < 1e-5
 
 
+def test_steps_send_no_more_than_dense_ones(each: list[Results]) -> None:
+    for dense, pruned in result(each, "sent by shards"):
+        assert dense == pruned
+        assert min(dense) > 4 * 256
+
+
 def test_replicas_are_counted_once(each: list[Results], tmp_path: Path) -> None:
     alone = fit(tmp_path, Mlp(), callback())
     for fitted in result(each, "replicated"):

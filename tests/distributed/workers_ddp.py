@@ -15,7 +15,7 @@ from lightning_prune import Linear, PruningCallback, Reinit, Rewind
 from lightning_prune.distributed import mean_over_ranks, require_same
 from lightning_prune.prune import L1Unstructured
 from tests.distributed.launch import RANKS, Check, rank
-from tests.distributed.models import Fitted, Mlp, fit
+from tests.distributed.models import Fitted, Mlp, Sent, fit
 
 METHODS = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
 SCOPES = ("local", "global")
@@ -49,6 +49,18 @@ def with_options(folder: Path, options: dict[str, Any]) -> Fitted:
 def rewound(folder: Path, rewind: Any) -> Fitted:
     callback = PruningCallback(amount=0.3, epochs=[1, 2], scope="global", rewind=rewind, verbose=False)
     return fit(folder, Mlp(RANKS), callback, ranks=RANKS)
+
+
+def in_place(folder: Path) -> Fitted:
+    return fit(folder, Mlp(RANKS, adam=True), pruning(enforce="in_place"), ranks=RANKS)
+
+
+def sent(folder: Path) -> tuple[list[int], list[int]]:
+    """Bytes of each step, dense and pruned; the callback that counts comes last, so it does not see events."""
+    dense, pruned = Sent(), Sent()
+    fit(folder, Mlp(RANKS), dense, ranks=RANKS)
+    fit(folder, Mlp(RANKS), pruning(), pruned, ranks=RANKS)
+    return dense.seen, pruned.seen
 
 
 class Disturb(Callback):
@@ -144,6 +156,8 @@ def checks_on_two() -> dict[str, Check]:
     own: dict[str, Any] = {"amount": 0.5, "epochs": [1], "parameters": "first.weight", "verbose": False}
     checks["own choice"] = lambda folder: refused(folder, PruningCallback(OwnChoice, **own))
     checks["other selection"] = lambda folder: refused(folder, other_selection())
+    checks["in place"] = in_place
+    checks["sent"] = sent
     checks["other words"] = lambda folder: other_words()
     checks["averaged"] = lambda folder: averaged()
     checks["saved"] = saved

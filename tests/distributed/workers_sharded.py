@@ -19,7 +19,7 @@ from lightning_prune import Linear, PruningCallback, Rewind
 from lightning_prune.prune import BasePruningMethod
 from lightning_prune.prune.sharding import whole
 from tests.distributed.launch import RANKS, Check, rank
-from tests.distributed.models import Fitted, Mlp
+from tests.distributed.models import Fitted, Mlp, Sent
 from tests.models import trainer
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -203,6 +203,14 @@ def elsewhere(folder: Path, kind: str) -> Fitted:
     return fit(folder, Sharded(RANKS, adam=True), callback(), ckpt_path=path)
 
 
+def sent(folder: Path) -> tuple[list[int], list[int]]:
+    """Bytes of each step, dense and pruned."""
+    dense, pruned = Sent(), Sent()
+    fit(folder, Sharded(RANKS), dense)
+    fit(folder, Sharded(RANKS), callback(), pruned)
+    return dense.seen, pruned.seen
+
+
 class Fails(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == 6:
@@ -248,6 +256,7 @@ def checks(ranks: int) -> dict[str, Check]:
         "steps": steps,
         "refused in parts": refused,
         "exception": exception,
+        "sent by shards": sent,
         "replicated": replicated,
         "disturbed": disturbed,
     }
