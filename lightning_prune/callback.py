@@ -12,25 +12,23 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_prune.budgets import Budget, Scope
-from lightning_prune.distributed import require_same, require_same_masks, require_strategy
-from lightning_prune.enforcing import Enforcement
-from lightning_prune.erasing import averaged_models, erase
+from lightning_prune.distributed import require_same_masks, require_strategy
 from lightning_prune.events import Pruner
-from lightning_prune.limits import Limits, bound, limits_of, require_room
 from lightning_prune.logs import Running, SparsityLog
-from lightning_prune.messages import Announcer, unfinished
+from lightning_prune.messages import Announcer
 from lightning_prune.monitors import FreshScores, restart
-from lightning_prune.plan import Demand, Times, make_plan
+from lightning_prune.plan import Clock, Demand, Times, make_plan
 from lightning_prune.preview import Preview, play
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.sharding import is_sharded, reshard
+from lightning_prune.prune.sharding import is_sharded
 from lightning_prune.recipe import Method, make_recipe
-from lightning_prune.rewind import Reinit, Rewind, Rewinder
-from lightning_prune.run import PruningEvent, PruningRun, refuse_other, refuse_overlap
+from lightning_prune.rewind import Reinit, Rewind
+from lightning_prune.run import PruningEvent, PruningRun, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
+from lightning_prune.session import Session
 from lightning_prune.sharded import ShardedPruner
-from lightning_prune.targets import Patterns, as_patterns, describe_patterns, describe_targets, select_trainable
+from lightning_prune.targets import Patterns, as_patterns, describe_patterns, select_trainable
 
 
 class PruningCallback(Callback):
@@ -136,24 +134,23 @@ class PruningCallback(Callback):
         self.rewind = rewind
         self.seed = seed
         self.keep_zeros = keep_zeros
-        if frozen not in ("skip", "join"):
-            raise ValueError(f"frozen should be 'skip' or 'join', got {frozen!r}")
-        self.frozen = frozen
-        if enforce not in ("read", "in_place"):
-            raise ValueError(f"enforce should be 'read' or 'in_place', got {enforce!r}")
-        self.enforce = enforce
+        self.frozen = _one_of("frozen", frozen, ("skip", "join"))
+        self.enforce = _one_of("enforce", enforce, ("read", "in_place"))
         self.restart_scores = restart_scores
         self.allow_unfinished = allow_unfinished
         self.verbose = verbose
-        self.run: PruningRun | None = None
+        self._session: Session | None = None
         self._scores = FreshScores()
         self._log = SparsityLog(log_tensors, log_prefix, prog_bar)
-        self._rewinder = Rewinder(rewind)
         self._saved: dict[str, Any] | None = None
         self._saved_of: weakref.ref[nn.Module] | None = None
-        self._bound = self.plan
         self._say = Announcer(verbose)
         self._max_epochs: int | None = None
+
+    @property
+    def run(self) -> PruningRun | None:
+        """Selection and masks while a fit is running."""
+        return None if self._session is None else self._session.run
 
     @property
     def state_key(self) -> str:
@@ -172,9 +169,9 @@ class PruningCallback(Callback):
         Returns:
             What to do now, in order; nothing by default between the times of the plan.
         """
-        assert self.run is not None
-        after = self._bound.start(time) if self.run.done is None else self.run.done
-        return self._bound.due(after, time)
+        assert self._session is not None
+        run, plan = self._session.run, self._session.plan
+        return plan.due(plan.start(time) if run.done is None else run.done, time)
 
     def on_pruned(self, trainer: Trainer, pl_module: LightningModule, event: PruningEvent) -> None:
         """Called after each event; to be overridden.
@@ -209,65 +206,39 @@ class PruningCallback(Callback):
             require_strategy(trainer.strategy)
             known = self._saved_of is not None and self._saved_of() is pl_module
             self._saved = {**self._saved, "again": True} if known and self._saved else None
-            self._bound = self.plan
             self._max_epochs = trainer.max_epochs  # before averaging callbacks add epochs of their own
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Selects the tensors and refuses what cannot work."""
         run = self._run_of(pl_module, trainer)
-        if trainer.world_size > 1:
-            require_same([self._words(), *describe_targets([*run.targets, *run.frozen])], "what is pruned")
-        refuse_overlap(run, [c.run for c in self._all(trainer) if c is not self and c.run is not None])
-        self._require_room(trainer, Limits(self._max_epochs, trainer.max_steps))
-        if run.sharded and self.rewind is not None:
-            raise ValueError(f"{self.rewind} does not work with sharded parameters: use 'ddp', or leave rewind= out")
-        self._rewinder = Rewinder(self.rewind)
-        self._rewinder.check(pl_module)
-        self.run = run
-        self._keeper = Enforcement(run)
+        refuse_overlap(run, [s.run for s in self._sessions(trainer)])
+        session = Session(run, self.plan, self._words(), self.rewind, self._max_epochs, self._say)
+        session.check(trainer, pl_module, self._unfinished_is_fine(trainer))
+        self._session = session
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
-        assert self.run is not None
+        assert self._session is not None
         self._log.start()
-        limits = limits_of(trainer, self._max_epochs)
-        self._bound = bound(self.plan, limits)
-        self._require_room(trainer, limits)
-        if self._saved:
-            refuse_other(self._saved["words"], self._words())
-        reshard(pl_module)
-        self._keeper.start(trainer.optimizers)
-        self.run.start(self.keep_zeros, take=not self._saved)
-        if self._saved and "again" in self._saved:
-            self.run.keep_masks_of(self._saved)
-        elif self._saved:
-            self.run.load_state_dict(self._saved)
-            self._rewinder.load_state_dict(self._saved["rewind"])
-        self._keeper.write_zeros()
+        self._session.start(trainer, pl_module, self._saved, self.keep_zeros, self._unfinished_is_fine(trainer))
         self._saved = None
-        if trainer.world_size > 1:
-            require_same_masks(self.run.masks)
-        self._say.start(pl_module, self.run, self._words(), trainer.optimizers)
         if self._leads(trainer):
-            self._say.coverage(pl_module, [t for run, _ in self._running(trainer) for t in run.targets])
+            self._say.coverage(pl_module, [t for s in self._sessions(trainer) for t in s.run.targets])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
         self._scores.release()
-        self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
-        if self._bound.unit == "epoch":
-            self._tick(trainer, pl_module, trainer.current_epoch)
+        self._tick(trainer, pl_module, only="epoch")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
         self._scores.release()
-        self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
-        self._tick(trainer, pl_module, trainer.global_step if self._bound.unit == "step" else trainer.current_epoch)
+        self._tick(trainer, pl_module)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets no gradient move a zero that is kept in place."""
-        if self.run is not None:
-            self._keeper.after_backward()
+        if self._session is not None:
+            self._session.after_backward()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -316,15 +287,14 @@ class PruningCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Masks and position; kept after a fit until the next one."""
-        if self.run is None or self._saved is not None:
+        if self._session is None or self._saved is not None:
             return self._saved or {}
-        return {**self.run.state_dict(), "words": self._words(), "rewind": self._rewinder.state_dict()}
+        return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the state until training starts, when all weights are there; later (a tuner went back) takes it."""
-        if self.run is not None and self.run.started:
-            self.run.load_state_dict(state_dict)
-            self._rewinder.load_state_dict(state_dict["rewind"])
+        if self._session is not None and self._session.run.started:
+            self._session.load_state_dict(state_dict)
         else:
             self._saved = state_dict
 
@@ -352,60 +322,45 @@ class PruningCallback(Callback):
         """How and when is pruned, in words that are the same in every process."""
         return f"{self.recipe}, {self.budget.scope}: {self.plan}"
 
-    def _go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self.run is not None
-        if not self._rewinder.go_back(*_training_state(trainer, pl_module), self.run.events):
-            self._say.not_rewound(self.rewind, trainer.current_epoch)
-
-    def _all(self, trainer: Trainer) -> list[PruningCallback]:
-        """All of this kind, since a model can be pruned by several."""
-        return [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
+    def _sessions(self, trainer: Trainer) -> list[Session]:
+        """Those of all callbacks of this kind, since a model can be pruned by several."""
+        callbacks = [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
+        return [c._session for c in callbacks if c._session is not None]
 
     def _running(self, trainer: Trainer) -> Running:
-        return [(c.run, c._bound) for c in self._all(trainer) if c.run is not None]
+        return [(session.run, session.plan) for session in self._sessions(trainer)]
 
     def _leads(self, trainer: Trainer) -> bool:
         """Whether this is the first of its kind: what concerns the whole Trainer is done once."""
-        return self is self._all(trainer)[0]
+        return self._session is not None and self._session is self._sessions(trainer)[0]
 
-    def _tick(self, trainer: Trainer, pl_module: LightningModule, time: int) -> None:
-        assert self.run is not None
-        over = self._max_epochs is not None and 0 <= self._max_epochs <= trainer.current_epoch
-        if over or (self.run.done is not None and time <= self.run.done):
+    def _unfinished_is_fine(self, trainer: Trainer) -> bool:
+        return self.allow_unfinished or bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+
+    def _tick(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None = None) -> None:
+        """Carries out what is due now, if the plan counts in ``only``."""
+        session = self._session
+        assert session is not None
+        session.watch(trainer, pl_module)
+        time = trainer.global_step if session.plan.unit == "step" else trainer.current_epoch
+        if only not in (None, session.plan.unit) or session.is_past(trainer, time):
             return
-        demands = self.due(trainer, time)
-        self.run.done = max(time, self.run.done or 0)
-        if demands:
-            reshard(pl_module)
-        events = [self.run.prune(demand) for demand in demands]  # all of them by trained weights, then back once
-        if any(event.sparser for event in events):
-            self._go_back(trainer, pl_module)
-            erase(self.run.targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
-            self._say.restarted(restart(trainer.callbacks) if self.restart_scores else [])  # type: ignore[attr-defined]
+        events = session.carry_out(trainer, pl_module, time, self.due(trainer, time))
+        if self.restart_scores and any(event.sparser for event in events):
+            self._say.restarted(restart(trainer.callbacks))  # type: ignore[attr-defined]
         for event in events:
-            self._say.pruned(event, self._bound.unit)
+            self._say.pruned(event, session.plan.unit)
             self.on_pruned(trainer, pl_module, event)
 
     def _finish(self, pl_module: LightningModule, alone: bool = False) -> None:
-        if self.run is None:
-            return
-        alone = alone and self.run.sharded  # other ranks may not be there to exchange anything
-        self._saved = None if alone else self.state_dict()
-        self._saved_of = weakref.ref(pl_module)
-        run, shortfall = self.run, unfinished(self.run, self._bound)
-        self._keeper.stop()
-        del self._keeper  # it holds the model
-        reshard(pl_module)
-        run.close()
-        self.run = None
-        if run.started and not alone:
-            self._say.end(pl_module, run.targets, self._bound, shortfall)
-
-    def _require_room(self, trainer: Trainer, limits: Limits) -> None:
-        if not (self.allow_unfinished or trainer.fast_dev_run):  # type: ignore[attr-defined]
-            require_room(self._bound, limits)
+        if self._session is not None:
+            pending, state = self._saved, self._session.close(pl_module, alone)
+            self._saved = state if pending is None else pending
+            self._saved_of = weakref.ref(pl_module)
+            self._session = None
 
 
-def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[nn.Module, list[Any], list[Any]]:
-    """The model, its optimizers and its learning-rate schedulers."""
-    return pl_module, trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs]
+def _one_of(name: str, given: str, known: tuple[str, ...]) -> str:
+    if given not in known:
+        raise ValueError(f"{name} should be {' or '.join(map(repr, known))}, got {given!r}")
+    return given
