@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from tests.idx import write_idx_folder
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -240,9 +243,37 @@ def test_the_cli_file(names: Names):
     assert sum(reached.values()) == round(0.9 * (TOTAL - SIZES["head.weight"]))
 
 
+def test_the_tests_of_each_promise_exist():
+    (promises,) = re.findall(r"^## What is promised$(.*?)^## ", README, re.M | re.S)
+    bullets = promises.split("\n- **")[1:]
+    named = [re.findall(r"`(tests/\S+\.py)`", bullet) for bullet in bullets]
+    assert len(bullets) == 7
+    assert all(named)
+    assert [path for paths in named for path in paths if not (ROOT / path).is_file()] == []
+
+
 def test_the_two_commands_are_what_ci_runs():
     listed = subprocess.run(["bash", str(ROOT / ".ci/run"), "--list"], capture_output=True, text=True, check=True)
     main_job, tests = listed.stdout.splitlines()
     assert [f"{main_job}\n", f"{tests}\n"] == blocks("bash")[:2]
     assert main_job.endswith('pip install -e ".[examples]" && python examples/digits.py')
     assert tests.endswith('pip install -e ".[test]" && python -m pytest')
+
+
+def test_the_command_of_the_table_prints_its_rows(tmp_path: Path):
+    (command,) = blocks("bash")[2:]
+    folder = str(write_idx_folder(tmp_path / "idx"))
+    small = {"python": sys.executable, "10000": "40", "8": "2", "/usr/share/datasets/fashion-mnist": folder}
+    words = [small.get(word, word) for word in shlex.split(command)]
+    done = subprocess.run([*words, "--seeds", "2"], cwd=ROOT, capture_output=True, text=True, check=True)
+    printed, shown = table(done.stdout), table(README)
+    assert printed[0] == shown[0] == ["zeros", "one-shot", "cubic"]
+    assert [row[0] for row in printed] == [row[0] for row in shown[: len(printed)]]
+    accuracies = [float(cell.split(" ± ")[0]) for row in printed[2:] for cell in row[1:]]
+    assert len(accuracies) == 8
+    assert all(0 <= accuracy <= 1 for accuracy in accuracies)
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of the tables in a text."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
