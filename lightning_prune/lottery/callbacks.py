@@ -104,12 +104,18 @@ class RewindPoint(Callback):
         limits = limits_of(trainer, trainer.max_epochs)
         at, limit = (self.rewind.epoch, limits.epochs) if self.rewind.step is None else (self.rewind.step, limits.steps)
         if at is not None and limit is not None and at >= limit:
-            raise ValueError(f"{self.rewind} is never reached: training ends after {limit} of these")
+            unit = "steps" if self.rewind.epoch is None else "epochs"
+            raise ValueError(f"{self.rewind} is never reached: training ends after {limit} {unit}")
         self._write_when_reached(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """All schedulers are up to date here, those that follow a validation too."""
         self._write_when_reached(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Says when training ended before the point, as early stopping can make it."""
+        if not self.written:
+            raise ValueError(f"{self.rewind} was not reached: training ended at step {trainer.global_step}")
 
     def _write_when_reached(self, trainer: Trainer) -> None:
         if not self.written and self.rewind.reached(trainer.current_epoch, trainer.global_step):

@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_prune.budgets import Budget, Scope
+from lightning_prune.budgets import Budget
 from lightning_prune.events import Pruner
 from lightning_prune.lottery.arms import DENSE, Control, arms
 from lightning_prune.lottery.files import Place, claim, write_results
 from lightning_prune.lottery.level import Settings, train
 from lightning_prune.lottery.masks import Masking, number
 from lightning_prune.lottery.results import LotteryResults, LotteryRow
-from lightning_prune.lottery.sources import Data, make_module, make_trainer, require_other_weights
+from lightning_prune.lottery.sources import (
+    Data,
+    MakeModule,
+    MakeTrainer,
+    make_module,
+    make_trainer,
+    require_other_weights,
+)
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.recipe import Method, make_recipe
 from lightning_prune.rewind import Rewind
@@ -50,7 +57,7 @@ class LotteryTicket:
     Args:
         module: A function that makes a LightningModule with ``test_step``; or a module, whose copies are trained (for
             other seeds and for ``"reinit"`` they draw new weights through ``reset_parameters``).
-        trainer: A function of the level that makes a Trainer; or keyword arguments for one.
+        trainer: A function of the level that makes a fresh Trainer; or keyword arguments for one.
         datamodule: Data, as for ``Trainer.fit``; or a function that makes it anew for every network.
         train_dataloaders: Training data, as for ``Trainer.fit``, or a function that makes it.
         val_dataloaders: Validation data, as for ``Trainer.fit``, or a function that makes it.
@@ -85,8 +92,8 @@ class LotteryTicket:
 
     def __init__(
         self,
-        module: Callable[[], LightningModule] | LightningModule,
-        trainer: Callable[[int], Trainer] | Mapping[str, Any],
+        module: MakeModule,
+        trainer: MakeTrainer,
         datamodule: LightningDataModule | Callable[[], LightningDataModule] | None = None,
         *,
         train_dataloaders: Any = None,
@@ -101,7 +108,7 @@ class LotteryTicket:
         directory: str | os.PathLike[str] = "lottery_ticket",
         monitor: str | None = "val_loss",
         method: Method = "l1_unstructured",
-        scope: Scope = "local",
+        scope: Literal["local", "global"] = "local",
         parameters: Patterns = None,
         exclude: Patterns = None,
         max_sparsity: float | None = None,
@@ -109,13 +116,20 @@ class LotteryTicket:
     ) -> None:
         if rounds < 1:
             raise ValueError(f"rounds should be 1 or more, got {rounds}")
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds should be one or more different numbers, got {list(seeds)}")
+        if scope not in ("local", "global"):
+            raise ValueError(f"scope should be 'local' or 'global', got {scope!r}")
         self.rewind = Rewind(epoch=0) if rewind is None else rewind
         if self.rewind.what != "weights":
             raise ValueError(
                 f"a ticket's weights, optimizers and schedulers are rewound (what='weights'), got {self.rewind}; to "
                 "rewind the learning rate only add controls=['learning_rate']"
             )
-        pruner = Pruner(make_recipe(method, 2, "out", None), Budget(scope, overrides or {}, max_sparsity))
+        recipe = make_recipe(method, 2, "out", None)
+        if not recipe.takes_amount:
+            raise ValueError(f"each level prunes an amount, but {recipe.cls.__name__} does not take one")
+        pruner = Pruner(recipe, Budget(scope, overrides or {}, max_sparsity))
         chosen = None if parameters is None else as_patterns(parameters)
         masking = Masking(pruner, canonical_amount(amount), chosen, as_patterns(exclude))
         data = Data(datamodule, train_dataloaders, val_dataloaders, test_dataloaders)

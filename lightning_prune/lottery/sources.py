@@ -85,9 +85,11 @@ def make_trainer(source: MakeTrainer, level: int, folder: Path) -> Trainer:
         folder: Its ``default_root_dir`` if keyword arguments name no other.
 
     Raises:
-        ValueError: If its strategy trains in processes that give nothing back.
+        ValueError: If it was used before, or its strategy trains in processes that give nothing back.
     """
     trainer = source(level) if callable(source) else Trainer(**{"default_root_dir": folder, **source})
+    if trainer.state.fn is not None:
+        raise ValueError(f"trainer({level}) gave a Trainer that was used before: make a fresh one each time")
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise ValueError("processes that are spawned or forked give no results back: use strategy='ddp'")
     return trainer

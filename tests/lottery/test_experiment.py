@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from lightning_prune import LotteryResults, LotteryTicket, Rewind
 from lightning_prune.lottery import read_mask
-from lightning_prune.prune import LnStructured
+from lightning_prune.prune import CustomFromMask, LnStructured
 from tests.models import Net, is_plain, net, random_data, zeros
 
 QUIET: dict[str, Any] = {
@@ -335,6 +335,17 @@ def test_the_caller_keeps_its_random_state(tmp_path: Path) -> None:
     assert torch.equal(drawn, torch.rand(3))
 
 
+class Stop(L.Callback):
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = True
+
+
+def test_the_same_trainer_twice_is_refused(tmp_path: Path) -> None:
+    trainer = L.Trainer(**QUIET, max_epochs=1)
+    with pytest.raises(ValueError, match=r"trainer\(1\) gave a Trainer that was used before"):
+        lottery(tmp_path, lambda level: trainer, rounds=1).run()
+
+
 class Untested(Net):
     test_step = L.LightningModule.test_step
 
@@ -350,9 +361,18 @@ class Stubborn(Net):
     ("kwargs", "error", "message"),
     [
         ({"rounds": 0}, ValueError, "rounds should be 1 or more, got 0"),
+        ({"seeds": [1, 1]}, ValueError, r"different numbers, got \[1, 1\]"),
+        ({"scope": "erk"}, ValueError, "scope should be 'local' or 'global', got 'erk'"),
+        ({"method": CustomFromMask, "rounds": 1}, ValueError, "CustomFromMask does not take one"),
+        ({"trainer": {**QUIET, "max_epochs": 0}}, ValueError, "not reached: training ended at step 0"),
+        (
+            {"trainer": {**QUIET, "max_epochs": 2, "callbacks": [Stop()]}, "rewind": Rewind(step=6)},
+            ValueError,
+            "step 4",
+        ),
         ({"controls": ["reinit", "dense"]}, ValueError, "'dense' is unknown; known are reinit, random_mask, finetune"),
         ({"rewind": Rewind(epoch=0, what="learning_rate")}, ValueError, r"add controls=\['learning_rate'\]"),
-        ({"rewind": Rewind(step=8)}, ValueError, r"step=8.* is never reached: training ends after 8"),
+        ({"rewind": Rewind(step=8)}, ValueError, r"step=8.* is never reached: training ends after 8 steps"),
         ({"monitor": "loss"}, ValueError, "monitor='loss' is not logged by validation; logged are val_loss"),
         ({"module": Untested}, ValueError, "Untested has no test_step"),
         ({"module": net, "controls": ["reinit"]}, ValueError, "gives the same ones under another seed"),
