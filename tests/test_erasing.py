@@ -12,8 +12,10 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAver
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_prune.erasing import averaged_models, erase
+from lightning_prune.enforcing import Enforcement
+from lightning_prune.erasing import averaged_models, erase, fill_second_moments
 from lightning_prune.plan import Demand
+from lightning_prune.prune.attribute import Layout
 from lightning_prune.targets import select
 from tests.test_run import network, run_of
 
@@ -124,3 +126,77 @@ def test_averages_are_found_and_teachers_are_not() -> None:
     mine = AveragedModel(model)
     found = averaged_models([Holder(copy.deepcopy(model)), swa, ema, Holder(mine), EMAWeightAveraging()])
     assert [id(m) for m in found] == [id(swa._average_model), id(ema._average_model), id(mine)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kwargs"),
+    [
+        (torch.optim.Adam, {}),
+        (torch.optim.Adam, {"amsgrad": True, "weight_decay": 0.01}),
+        (torch.optim.Adam, {"eps": 1e-30, "foreach": True}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.RAdam, {}),
+        (torch.optim.RMSprop, {"momentum": 0.9, "centered": True}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.Adadelta, {}),
+    ],
+)
+def test_second_moments_under_the_mask_change_no_weight(optimizer: Any, kwargs: dict[str, Any]) -> None:
+    """The same training with the mean there, written every 10 steps, and with zeros."""
+    filled, zeros = (_weights_trained_in_place(optimizer, kwargs, fill) for fill in (True, False))
+    assert filled == zeros
+
+
+def _weights_trained_in_place(optimizer: Any, kwargs: dict[str, Any], fill: bool) -> dict[str, list[Any]]:
+    model, made = trained(optimizer, **kwargs)
+    run = run_of(model, layout=Layout.IN_PLACE)
+    run.prune(Demand(0, amount=0.5))
+    erase(run.targets, [made])
+    enforcement = Enforcement(run)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for _ in range(200):
+        for target in run.targets:
+            for value in made.state[target.parameter].values():
+                value.mul_(1 if fill or not value.dim() else target.alive)
+        made.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        enforcement.after_backward()
+        made.step()
+        fill_second_moments(made, run.targets if fill else [], every=10)
+    assert all(int(t.parameter[~t.alive].count_nonzero()) == 0 for t in run.targets)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    return {name: p.tolist() for name, p in model.named_parameters()}
+
+
+def test_second_moments_stay_normal_numbers() -> None:
+    """With a beta of 0.9 they would be denormals after 900 steps."""
+    model, made = trained(torch.optim.Adam, betas=(0.9, 0.9))
+    run = run_of(model)
+    run.prune(Demand(0, amount=0.5))
+    erase(run.targets, [made])
+    Enforcement(run).start([made])
+    x = torch.randn(4, 8)
+    for _ in range(2000):
+        made.zero_grad()
+        (model(x) - 1).square().sum().add(model[0].weight.sum()).backward()
+        made.step()
+    state, dead = made.state[model[0].weight_orig], ~run.targets[0].alive
+    assert float(state["exp_avg_sq"][dead].min()) >= torch.finfo(torch.float32).tiny
+    assert int(state["exp_avg"][dead].count_nonzero()) == 0
+
+
+def test_names_of_second_moments_count_for_optimizers_that_are_known_to_have_them() -> None:
+    """Those that count steps; and ``sum`` is one of Adagrad alone."""
+    model, made = trained(torch.optim.SGD, lr=0.1, momentum=0.9)
+    weight = model[0].weight
+    run = run_of(model)
+    run.prune(Demand(0, amount=0.5))
+    dead = ~run.targets[0].alive
+    made.state[weight] = {"exp_avg_sq": torch.ones(6, 8)}
+    erase(run.targets, [made])
+    assert int(made.state[weight]["exp_avg_sq"][dead].count_nonzero()) == 0
+    made.state[weight] = {"sum": torch.ones(6, 8), "exp_avg_sq": torch.ones(6, 8), "step": torch.tensor(3.0)}
+    erase(run.targets, [made])
+    assert int(made.state[weight]["sum"][dead].count_nonzero()) == 0
+    assert made.state[weight]["exp_avg_sq"][dead].unique().tolist() == [0.5]
