@@ -346,6 +346,10 @@ def test_the_same_trainer_twice_is_refused(tmp_path: Path) -> None:
         lottery(tmp_path, lambda level: trainer, rounds=1).run()
 
 
+DECIDED = functools.partial(CustomFromMask, mask=torch.ones(3, 16))
+STOPPED = {**QUIET, "max_epochs": 2, "callbacks": [Stop()]}
+
+
 class Untested(Net):
     test_step = L.LightningModule.test_step
 
@@ -363,13 +367,9 @@ class Stubborn(Net):
         ({"rounds": 0}, ValueError, "rounds should be 1 or more, got 0"),
         ({"seeds": [1, 1]}, ValueError, r"different numbers, got \[1, 1\]"),
         ({"scope": "erk"}, ValueError, "scope should be 'local' or 'global', got 'erk'"),
-        ({"method": CustomFromMask, "rounds": 1}, ValueError, "CustomFromMask does not take one"),
+        ({"method": DECIDED}, ValueError, "CustomFromMask does not take one"),
         ({"trainer": {**QUIET, "max_epochs": 0}}, ValueError, "not reached: training ended at step 0"),
-        (
-            {"trainer": {**QUIET, "max_epochs": 2, "callbacks": [Stop()]}, "rewind": Rewind(step=6)},
-            ValueError,
-            "step 4",
-        ),
+        ({"trainer": STOPPED, "rewind": Rewind(step=6)}, ValueError, "not reached: training ended at step 4"),
         ({"controls": ["reinit", "dense"]}, ValueError, "'dense' is unknown; known are reinit, random_mask, finetune"),
         ({"rewind": Rewind(epoch=0, what="learning_rate")}, ValueError, r"add controls=\['learning_rate'\]"),
         ({"rewind": Rewind(step=8)}, ValueError, r"step=8.* is never reached: training ends after 8 steps"),
