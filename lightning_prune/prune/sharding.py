@@ -63,6 +63,9 @@ def cut(full: Tensor, tensor: Tensor) -> Tensor:
     Args:
         full: Of the shape of ``tensor``; the same on every rank.
         tensor: How it is split.
+
+    Returns:
+        For a plain ``tensor`` all of it.
     """
     if not is_sharded(tensor):
         return full
@@ -80,7 +83,15 @@ def first_row(tensor: Tensor) -> int:
 
 
 def dead_entries(mask: Tensor | None) -> int:
-    """How many entries of a boolean mask are False, over all ranks; they are counted when first asked for."""
+    """How many entries of a boolean mask are False, over all ranks; they are counted when first asked for.
+
+    Args:
+        mask: Plain or split by rows; ``None`` = nothing pruned. Every rank has to call it for a new split one.
+
+    Example:
+        >>> dead_entries(torch.tensor([True, False, False])), dead_entries(None)
+        (2, 0)
+    """
     if mask is None:
         return 0
     if not is_sharded(mask):
@@ -153,7 +164,19 @@ def holders_of(tensor: Tensor) -> Holders:
 
 
 def channel_sums(mask: Tensor, dim: int) -> Tensor:
-    """How many entries of a boolean mask are True in each slice along ``dim``, over all ranks."""
+    """How many entries of a boolean mask are True in each slice along ``dim``, over all ranks.
+
+    Args:
+        mask: Plain or split by rows; every rank has to call it for a split one.
+        dim: The dimension, from the front.
+
+    Returns:
+        int64, 1-d of length ``mask.shape[dim]``, the same on every rank.
+
+    Example:
+        >>> channel_sums(torch.tensor([[True, False], [True, True]]), dim=1)
+        tensor([2, 1])
+    """
     part = local(mask)
     others = [d for d in range(mask.dim()) if d != dim]
     return _over_ranks(part.sum(dim=others) if others else part.long(), mask, dim)
