@@ -1,0 +1,31 @@
+"""The example finds a ticket among scikit-learn's digits."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    matplotlib.use("Agg")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    options = ["--rounds", "1", "--steps", "100", "--rewind", "5", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["lottery_ticket.py", *options])
+    runpy.run_path(str(EXAMPLES / "lottery_ticket.py"), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == [
+        "[1/3] seed 0, level 0 of 1, dense",
+        "[2/3] seed 0, level 1 of 1, ticket",
+        "[3/3] seed 0, level 1 of 1, reinit",
+    ]
+    left = (64 * 300 + 300 * 100) * 0.8 + 1000 * 0.9  # the output layer at half the rate
+    rows = [line.split(",") for line in (tmp_path / "results.csv").read_text().splitlines()[1:]]
+    assert [float(row[4]) for row in rows] == [50_200, left, left]
+    assert all(float(row[6]) > 0.9 for row in rows)
+    assert (tmp_path / "accuracy.png").stat().st_size > 10_000
