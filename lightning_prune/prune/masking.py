@@ -5,7 +5,7 @@ branch at every entry, which takes ten to thirty times as long as a product, and
 So there the same values come from kernels that are vectorized:
 
 * the gradient of ReLU, ``threshold_backward(w, mask, 0)``, which is ``where(mask > 0, w, 0)`` for a mask in the
-  dtype of ``w``;
+  dtype of ``w``; of a boolean mask below 2**18 entries such a form is kept;
 * the product of the bits of ``w``, taken as integers, with a mask of 0 and 1.
 
 Everything else (other devices, complex numbers, tensor subclasses, tracers, compilers, ``torch.func``) gets
@@ -15,13 +15,16 @@ Everything else (other devices, complex numbers, tensor subclasses, tracers, com
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 _PIECE = 2**18  # entries whose mask, widened to the size of the weights (1 MiB of float32), stays in the cache
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of small masks, the numbers that the threshold kernel wants
 
 _threshold = torch.ops.aten.threshold_backward.default
 
@@ -42,12 +45,24 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     """
     alike = mask.stride() == tensor.stride()  # the threshold kernel gives the format of the mask, which may be another
     if _is_plain(tensor) and mask.dtype is torch.bool:
-        if not alike or tensor.dtype is not torch.float32 or tensor.numel() > _PIECE:
+        if not alike or tensor.numel() >= _PIECE:
             return _MaskedBits.apply(tensor, mask)  # type: ignore[no-any-return, no-untyped-call]
-        return _threshold(tensor, mask.view(torch.uint8).to(tensor.dtype), 0)  # type: ignore[no-any-return]
+        return _threshold(tensor, _numbers(mask, tensor.dtype), 0)  # type: ignore[no-any-return]
     if _is_plain(tensor) and mask.dtype is tensor.dtype and alike:
         return _threshold(tensor, mask, 0)  # type: ignore[no-any-return]
     return torch.where(mask if mask.dtype is torch.bool else mask != 0, tensor, 0)
+
+
+def _numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as 0 and 1 in a dtype, kept as long as the mask lives and is not written into."""
+    if mask.is_inference():
+        return mask.to(dtype)
+    version, numbers = _known.get(mask, (None, mask))  # type: ignore[no-untyped-call]
+    if version != mask._version or numbers.dtype is not dtype:
+        numbers = mask.to(dtype)
+        if type(numbers) is Tensor and not numbers.is_inference():
+            _known[mask] = (mask._version, numbers)
+    return cast(Tensor, numbers)
 
 
 def write_zeros(tensor: Tensor, mask: Tensor) -> None:

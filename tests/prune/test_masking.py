@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_prune.prune import masking
@@ -190,3 +191,28 @@ def test_small_tensors_alone_have_wide_masks(piece: int) -> None:
     assert wide.dtype is (torch.bool if piece == 4 else torch.int16)
     write_zeros(weight, wide)
     assert torch.equal(weight, mask.to(torch.bfloat16))
+
+
+def test_what_is_kept_of_a_mask_follows_the_mask() -> None:
+    tensor, mask = torch.arange(1.0, 31.0).view(6, 5), torch.ones(6, 5, dtype=torch.bool)
+    for row in range(6):
+        mask[row] = False
+        assert torch.equal(masked(tensor, mask), torch.where(mask, tensor, 0))
+        assert torch.equal(masked(tensor.double(), mask), torch.where(mask, tensor.double(), 0))
+
+
+def test_what_is_kept_of_a_mask_dies_with_it(piece: int) -> None:
+    before, mask = len(masking._known), torch.ones(6, 5, dtype=torch.bool)
+    masked(torch.ones(6, 5), mask)
+    assert len(masking._known) == before + (piece > 4)
+    del mask
+    assert len(masking._known) == before
+
+
+def test_a_first_read_in_inference_mode_or_with_fake_tensors_leaves_training_alone() -> None:
+    for mode in (torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True)):
+        tensor, mask = torch.ones(6, 5, requires_grad=True), torch.rand(6, 5) < 0.5
+        with mode:
+            masked(tensor, mask)
+        masked(tensor, mask).sum().backward()
+        assert torch.equal(tensor.grad, mask.float())
