@@ -19,7 +19,8 @@ from lightning_prune.prune.sharding import dead_entries
 Pattern = (
     str | re.Pattern[str] | type[nn.Module] | nn.Module | tuple[nn.Module, str] | Callable[[str, nn.Parameter], bool]
 )
-Patterns = Pattern | Iterable[Pattern] | None
+# str and list[str] are in the others already; LightningCLI saves names as they were given if they come first.
+Patterns = str | list[str] | Pattern | Iterable[Pattern] | None
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

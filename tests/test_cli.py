@@ -77,6 +77,26 @@ def test_l21_fit_from_yaml_and_from_the_file_it_saved(tmp_path: Path, arguments:
     assert callback_of(again).state_key == callback_of(first).state_key
 
 
+@pytest.mark.filterwarnings(r"error:[\s\S]*Unable to serialize instance")
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"exclude": ["first.*"]},
+        {"exclude": "first.*"},
+        {"parameters": ["last"]},
+        {"parameters": "last"},
+        {"parameters": ["first.weight", "last.*"], "exclude": ["first", "norm.*"]},
+    ],
+)
+def test_l21_patterns_are_saved_as_they_were_given(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    first = cli(written(tmp_path, {**chosen, "amount": 0.5, "epochs": [0]}), "fit")
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]["callbacks"][0]["init_args"]
+    assert {name: saved[name] for name in chosen} == chosen
+    again = cli(tmp_path / "config.yaml", "fit")
+    assert zeros(first.model) == zeros(again.model) == 24
+    assert callback_of(again).state_key == callback_of(first).state_key
+
+
 def test_l21_values_are_those_of_python(tmp_path: Path) -> None:
     callback = callback_of(cli(written(tmp_path, {"schedule": SCHEDULE, "parameters": "first"})))
     python = PruningCallback(schedule=Cubic(final=0.8, begin=0, end=3), parameters="first")
