@@ -59,8 +59,9 @@ def _numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
         return mask.to(dtype)
     version, numbers = _known.get(mask, (None, mask))  # type: ignore[no-untyped-call]
     if version != mask._version or numbers.dtype is not dtype:
-        numbers = mask.to(dtype)
-        if type(numbers) is Tensor and not numbers.is_inference():
+        with torch.inference_mode(False):  # what is kept has to be fit for training
+            numbers = mask.view(torch.uint8).to(dtype)  # from bool it takes ten times as long
+        if type(numbers) is Tensor:
             _known[mask] = (mask._version, numbers)
     return cast(Tensor, numbers)
 
