@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from lightning_prune.arguments import instance_of, one_of
 from lightning_prune.budgets import Budget, Scope
 from lightning_prune.distributed import require_same_masks, require_strategy
 from lightning_prune.events import Pruner
@@ -130,12 +131,12 @@ class PruningCallback(Callback):
         self.budget = Budget(scope, overrides or {}, max_sparsity)
         self.parameters = None if parameters is None else as_patterns(parameters)
         self.exclude = as_patterns(exclude)
-        self.normalize = normalize
-        self.rewind = rewind
-        self.seed = seed
-        self.keep_zeros = keep_zeros
-        self.frozen = _one_of("frozen", frozen, ("skip", "join"))
-        self.enforce = _one_of("enforce", enforce, ("read", "in_place"))
+        self.normalize = one_of("normalize", normalize, (None, "l2", "lamp"))
+        self.rewind = instance_of("rewind", rewind, (Rewind, Reinit), "Rewind(epoch=0)")
+        self.seed = instance_of("seed", seed, (int,), "42")
+        self.keep_zeros = one_of("keep_zeros", keep_zeros, (False, True))
+        self.frozen = one_of("frozen", frozen, ("skip", "join"))
+        self.enforce = one_of("enforce", enforce, ("read", "in_place"))
         self.restart_scores = restart_scores
         self.allow_unfinished = allow_unfinished
         self.verbose = verbose
@@ -264,6 +265,8 @@ class PruningCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the share of zeros."""
+        if self._session is not None:
+            self._session.epoch_end()
         if self._leads(trainer):
             self._scores.on_train_epoch_end(trainer)
             self._log.epoch_end(trainer, pl_module, self._running(trainer))
@@ -358,9 +361,3 @@ class PruningCallback(Callback):
             self._saved = state if pending is None else pending
             self._saved_of = weakref.ref(pl_module)
             self._session = None
-
-
-def _one_of(name: str, given: str, known: tuple[str, ...]) -> str:
-    if given not in known:
-        raise ValueError(f"{name} should be {' or '.join(map(repr, known))}, got {given!r}")
-    return given

@@ -86,7 +86,7 @@ def averaged_models(callbacks: Iterable[object]) -> list[nn.Module]:
 
 
 def _fill_with_mean(target: Target, moments: Tensor | None) -> None:
-    if moments is None or target.alive is None or moments.shape != target.parameter.shape:
+    if moments is None or target.alive is None or moments.shape != target.parameter.shape or moments.is_complex():
         return
     values, alive = local(moments), local(target.alive)
     write_zeros(values, alive)

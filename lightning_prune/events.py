@@ -12,6 +12,7 @@ from lightning_prune.budgets import Budget, TensorSize
 from lightning_prune.plan import Demand
 from lightning_prune.prune.amounts import compute_nparams_to_prune
 from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.base import naming
 from lightning_prune.prune.container import next_mask, require_prunable
 from lightning_prune.prune.functional import global_masks
 from lightning_prune.prune.sharding import dead_entries
@@ -117,10 +118,8 @@ class Pruner:
         """The mask of one tensor after dropping ``count`` more of its units."""
         if count is not None and count <= 0:
             return target.alive
-        try:
+        with naming(f"'{target.name}' of shape {tuple(target.parameter.shape)}"):
             return self._computed(target, count, target.parameter.detach(), target.alive)
-        except (ValueError, TypeError, IndexError) as error:
-            raise type(error)(f"'{target.name}' of shape {tuple(target.parameter.shape)}: {error}") from error
 
     def _computed(self, target: Target, count: int | float | None, weight: Tensor, alive: Tensor | None) -> Tensor:
         dim = self.recipe.channel_dim(target) if self.recipe.structured else None
@@ -209,10 +208,8 @@ class Pruner:
 
 def _require_prunable(target: Target) -> None:
     for module, name in target.owners:
-        try:
+        with naming(f"'{target.name}' cannot be pruned"):
             require_prunable(module, name, Layout.KEPT)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"'{target.name}' cannot be pruned: {error}") from error
 
 
 def _sizes(targets: Sequence[Target]) -> list[TensorSize]:

@@ -50,6 +50,25 @@ class Announcer:
         if names:
             self._tell(f"sparser now: scores of {', '.join(names)} are compared from here on")
 
+    def replaced(self, names: Sequence[str]) -> None:
+        """That masks of the fit before are forgotten."""
+        if names:
+            self._warn(
+                ["other weights"],
+                f"the model was given other weights since it was pruned: {_some(names)} are not "
+                "zero where the fit before pruned them; its masks are forgotten and the plan begins anew",
+            )
+
+    def disturbed(self, names: Sequence[str]) -> None:
+        """That a parameter itself is not sparse, only what is read of it."""
+        if names:
+            self._warn(
+                ["disturbed"],
+                f"training moved masked weights of {_some(names)} away from zero: a forward that "
+                "holds the parameter itself does not see its zeros, or the optimizer moves weights without "
+                "gradient; with enforce='in_place' the parameters themselves stay sparse",
+            )
+
     def not_rewound(self, rewind: object, epoch: int) -> None:
         """That there is nothing to go back to yet."""
         self._warn([f"nothing is rewound: {rewind} lies ahead of epoch {epoch}"])
@@ -72,6 +91,11 @@ class Announcer:
             if kind not in self._warned:
                 self._warned.add(kind)
                 rank_zero_warn(message or kind)
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def unfinished(run: PruningRun, plan: Plan) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from lightning_prune.arguments import instance_of
 from lightning_prune.schedules import Schedule
 
 DEFAULT_AMOUNT = 0.5
@@ -218,6 +219,7 @@ def make_plan(
             "the method decides itself how much it prunes (it has no argument named amount): give epochs= or steps= "
             f"alone, not amount={amount!r} or schedule={schedule!r}"
         )
+    instance_of("schedule", schedule, (Schedule,), "Cubic(final=0.9, end=20)")
     if schedule is not None:
         if amount is not None or epochs is not None or steps is not None:
             raise ValueError(

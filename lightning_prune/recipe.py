@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.nn.utils.prune as torch_prune
 
+from lightning_prune.arguments import one_of
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.prune.container import AnyMethod
 from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
@@ -140,6 +141,8 @@ def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Ma
     if missing:
         raise ValueError(f"{cls.__name__} needs {', '.join(missing)}: give it in method_kwargs or by functools.partial")
     amount, dim = given.pop("amount", None), given.pop("dim", dim)
+    if isinstance(dim, str):
+        one_of("dim", dim, ("out", "in"))
     return Recipe(cls, given, dim, None if amount is None else canonical_amount(amount))
 
 
@@ -194,8 +197,8 @@ def _parameters(cls: type[AnyMethod]) -> dict[str, inspect.Parameter]:
     for base in cls.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
-        own = inspect.signature(vars(base)["__init__"]).parameters
+        own = dict(list(inspect.signature(vars(base)["__init__"]).parameters.items())[1:])  # without self
         found = {**own, **found}
         if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
             break
-    return {name: parameter for name, parameter in found.items() if name != "self"}
+    return found

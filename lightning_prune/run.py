@@ -237,29 +237,49 @@ class PruningRun:
         for target in self.targets:
             self._restore(target, state["tensors"][target.name])
 
-    def keep_masks_of(self, state: Mapping[str, Any]) -> None:
+    def keep_masks_of(self, state: Mapping[str, Any]) -> list[str]:
         """Masks what an earlier fit of the same model masked; the selection is the one made now.
 
         Args:
             state: The :meth:`state_dict` at the end of that fit.
+
+        Returns:
+            Names of the tensors that were given other weights since, which are not zero under the mask; if there are
+            any, nothing is masked.
         """
-        self.seed, self.events = state["seed"], state["events"]
-        for target in self.targets:
-            saved = state["tensors"].get(target.name)
-            if saved is not None and list(target.parameter.shape) == list(saved["shape"]):
-                self._restore(target, {key: value for key, value in saved.items() if key != "hidden"})
+        masks = {t: self._saved_mask(t, state["tensors"].get(t.name, {})) for t in self.targets}
+        found = {t: mask for t, mask in masks.items() if mask is not None}
+        plain = {} if self.sharded else found
+        others = [t.name for t, mask in plain.items() if attribute.hidden_values(t.parameter, mask)]
+        if not others:
+            self.seed, self.events = state["seed"], state["events"]
+            for target, mask in found.items():
+                self._impose(target, mask)
+        return others
+
+    @property
+    def disturbed(self) -> list[str]:
+        """Names of the tensors whose parameter holds values under the mask, which only the masked read hides."""
+        masks = {} if self.sharded else {t: t.alive for t in self.targets}
+        return [t.name for t, m in masks.items() if m is not None and attribute.hidden_values(t.parameter, m)]
 
     def _restore(self, target: Target, saved: Mapping[str, Any]) -> None:
-        if "bits" not in saved:
+        mask = self._saved_mask(target, saved)
+        if mask is None:
             return
-        parameter = target.parameter
-        mask = cut(unpack(saved["bits"], saved["shape"]), parameter.detach())
-        if not is_sharded(mask):
-            mask = torch.empty_like(parameter, dtype=torch.bool, requires_grad=False).copy_(mask)
         self._impose(target, mask)
         if "hidden" in saved:
             with torch.no_grad():
-                parameter[~mask] = saved["hidden"].to(parameter)
+                target.parameter[~mask] = saved["hidden"].to(target.parameter)
+
+    def _saved_mask(self, target: Target, saved: Mapping[str, Any]) -> Tensor | None:
+        """The mask in a state, on the device and in the memory format of the parameter."""
+        if "bits" not in saved or list(target.parameter.shape) != list(saved["shape"]):
+            return None
+        mask = cut(unpack(saved["bits"], saved["shape"]), target.parameter.detach())
+        if is_sharded(mask):
+            return mask
+        return torch.empty_like(target.parameter, dtype=torch.bool, requires_grad=False).copy_(mask)
 
 
 def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:

@@ -35,7 +35,7 @@ def normalized(weight: Tensor, alive: Tensor | None, how: Normalization | None) 
     kept = weight if alive is None else torch.where(alive, weight, 0)
     if how == "l2":
         norm: Tensor = torch.linalg.vector_norm(kept)
-        return weight / norm
+        return weight / norm.clamp_min(torch.finfo(norm.dtype).tiny)
     if how == "lamp":
         return _lamp(kept)
     raise ValueError(f"normalize should be None, 'l2' or 'lamp', got {how!r}")

@@ -78,7 +78,7 @@ class Session:
         self._enforcement.start(trainer.optimizers)
         self.run.start(keep_zeros, take=not saved)
         if saved and "again" in saved:
-            self.run.keep_masks_of(saved)
+            self._say.replaced(self.run.keep_masks_of(saved))
         elif saved:
             self.load_state_dict(saved)
         self._enforcement.write_zeros()
@@ -114,6 +114,10 @@ class Session:
     def _go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._rewinder.go_back(*_training_state(trainer, pl_module), self.run.events):
             self._say.not_rewound(self._rewind, trainer.current_epoch)
+
+    def epoch_end(self) -> None:
+        """Tells of weights that training moved under their masks."""
+        self._say.disturbed(self.run.disturbed)
 
     def after_backward(self) -> None:
         """Lets no gradient move a zero that is kept in place."""

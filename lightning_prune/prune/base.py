@@ -102,7 +102,7 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         from lightning_prune.prune.container import apply_method
 
         layout = Layout.KEPT if keep_name else Layout.DOCUMENTED
-        with naming(module, name):
+        with naming(describe(module, name)):
             method = cls(*args, **kwargs)
         return apply_method(method, module, name, importance_scores, layout)
 
@@ -169,14 +169,14 @@ def describe(module: nn.Module, name: str) -> str:
 
 
 @contextmanager
-def naming(module: nn.Module, name: str) -> Iterator[None]:
-    """Puts the name of the tensor before the message of an error."""
+def naming(where: str) -> Iterator[None]:
+    """Puts the name of a tensor before the message of an error; errors of users' own classes stay as they are."""
     try:
         yield
-    except (TypeError, ValueError, IndexError) as error:
-        if type(error) not in (TypeError, ValueError, IndexError):
+    except Exception as error:
+        if type(error) not in (TypeError, ValueError, IndexError, RuntimeError):
             raise
-        raise type(error)(f"{describe(module, name)}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
 
 
 def require_parameter(module: nn.Module, name: str) -> nn.Parameter:

@@ -184,7 +184,7 @@ def apply_method(
     require_prunable(module, name, layout)
     scores = scores_of(module, name, importance_scores)
     method._tensor_name = name  # as in torch, known to the method when it computes its mask
-    with naming(module, name):
+    with naming(describe(module, name)):
         keep = next_mask(method, scores, attribute.alive_mask(module, name))
     return impose(method, module, name, keep, layout)
 

@@ -1,0 +1,102 @@
+"""What users do by mistake, or models do unexpectedly, around a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from lightning_prune import Linear, OneShot, PruningCallback
+from lightning_prune.prune import BasePruningMethod
+from tests.models import net, trainer, zeros
+
+
+@pytest.mark.parametrize(
+    ("argument", "error"),
+    [
+        ({"schedule": 0.5}, r"schedule should be a value such as Cubic.*0\.5"),
+        ({"rewind": 0}, "rewind should be a value such as Rewind"),
+        ({"rewind": True}, "rewind should be a value such as Rewind"),
+        ({"normalize": "l3"}, "normalize should be None or 'l2' or 'lamp', got 'l3'"),
+        ({"seed": "x"}, "seed should be a value such as 42"),
+        ({"keep_zeros": "x"}, "keep_zeros should be False or True"),
+        ({"dim": "outt"}, "dim should be 'out' or 'in', got 'outt'"),
+        ({"enforce": "x"}, "enforce should be 'read' or 'in_place'"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        PruningCallback(**argument)
+
+
+class Oddly(BasePruningMethod):
+    PRUNING_TYPE = "unstructured"
+
+    def __init__(this, at: float) -> None:  # noqa: N805
+        this.at = at
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        return default_mask * (t.abs() >= self.at)
+
+
+def test_the_first_argument_of_a_method_may_have_any_name(tmp_path: Any) -> None:
+    model = net()
+    callback = PruningCallback(Oddly, method_kwargs={"at": 10.0}, epochs=[0], verbose=False)
+    trainer(tmp_path, callback, epochs=1).fit(model)
+    assert zeros(model, "first.weight", "last.weight") == 8 * 16 + 16 * 3
+
+
+class OwnError(ValueError):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(OwnError("a", "b"), "^a b$"), (RuntimeError("c"), "'first.weight'.*c$")]
+)
+def test_errors_of_a_method_name_the_tensor_or_stay_as_they_are(tmp_path: Any, error: Exception, message: str) -> None:
+    class Failing(Oddly):
+        def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+            raise error
+
+    callback = PruningCallback(Failing, method_kwargs={"at": 1.0}, epochs=[0], verbose=False)
+    with pytest.raises(type(error), match=message):
+        trainer(tmp_path, callback, epochs=1).fit(net())
+
+
+@pytest.mark.parametrize("enforce", ["read", "in_place"])
+def test_e29_complex_weights_train_with_adam(tmp_path: Any, enforce: str) -> None:
+    model = net(optimizer=torch.optim.Adam)
+    model.first.weight = nn.Parameter(model.first.weight.detach().to(torch.complex64))
+    plain = model.first.forward
+    model.first.forward = lambda x: (
+        linear(x.to(torch.complex64), model.first.weight).abs() + model.first.bias if plain else x
+    )
+    schedule = Linear(final=0.5, begin=1, end=2)
+    callback = PruningCallback(schedule=schedule, enforce=enforce, parameters="first.weight", verbose=False)
+    trainer(tmp_path, callback, epochs=3).fit(model)
+    assert zeros(model, "first.weight") == 64
+
+
+def test_l07_masks_are_forgotten_when_the_model_got_other_weights(tmp_path: Any) -> None:
+    model = net()
+    dense = {name: value.clone() for name, value in model.state_dict().items()}
+    callback = PruningCallback(schedule=Linear(final=0.8, begin=1, end=2), verbose=False)
+    seen: list[float] = []
+    callback.on_pruned = lambda trainer, module, event: seen.append(round(event.sparsity, 2))  # type: ignore
+    trainer(tmp_path, callback, epochs=3).fit(model)
+    model.load_state_dict(dense)
+    with pytest.warns(UserWarning, match="'first.weight', 'last.weight' are not zero.*begins anew"):
+        trainer(tmp_path, callback, epochs=3).fit(model)
+    assert seen == [0.0, 0.8, 0.0, 0.8]
+
+
+def test_a_forward_that_holds_the_parameter_itself_is_told_of(tmp_path: Any) -> None:
+    model = net(optimizer=torch.optim.SGD)
+    held = [model.first.weight]
+    model.first.forward = lambda x: linear(x, held[0], model.first.bias)  # type: ignore
+    with pytest.warns(UserWarning, match="masked weights of 'first.weight' away from zero.*in_place"):
+        trainer(tmp_path, PruningCallback(schedule=OneShot(0.5), verbose=False), epochs=1).fit(model)
