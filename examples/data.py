@@ -23,12 +23,19 @@ class Images(L.LightningDataModule):
         folder: Folder with the four IDX files of MNIST or Fashion-MNIST; the 1,797 digits of scikit-learn by default.
         limit: Train on so many images only; on all by default.
         batch_size: Images in a training batch.
+        unit_range: Scale pixels to [0, 1] instead of to mean 0 and standard deviation 1.
     """
 
-    def __init__(self, folder: str | Path | None = None, limit: int | None = None, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        limit: int | None = None,
+        batch_size: int = 32,
+        unit_range: bool = False,
+    ) -> None:
         super().__init__()
         train, test = digits() if folder is None else idx_folder(Path(folder))
-        train, test = normalised(train, test)
+        train, test = normalised(train, test, unit_range)
         validation = len(train) // 8
         train, self.validation = random_split(train, [len(train) - validation, validation], _seeded())
         self.train = train if limit is None else random_split(train, [limit, len(train) - limit], _seeded())[0]
@@ -94,13 +101,14 @@ def read_idx(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(data[start:]), dtype=torch.uint8).view(shape)
 
 
-def normalised(train: TensorDataset, test: TensorDataset) -> tuple[TensorDataset, TensorDataset]:
-    """Both parts with the training images' mean and standard deviation made 0 and 1."""
+def normalised(train: TensorDataset, test: TensorDataset, unit_range: bool) -> tuple[TensorDataset, TensorDataset]:
+    """Both parts with the training images' range made [0, 1], or their mean and standard deviation 0 and 1."""
     (train_images, train_labels), (test_images, test_labels) = train.tensors, test.tensors
-    mean, std = train_images.mean(), train_images.std()
+    low, high = train_images.aminmax()
+    shift, scale = (low, high - low) if unit_range else (train_images.mean(), train_images.std())
     return (
-        TensorDataset((train_images - mean) / std, train_labels),
-        TensorDataset((test_images - mean) / std, test_labels),
+        TensorDataset((train_images - shift) / scale, train_labels),
+        TensorDataset((test_images - shift) / scale, test_labels),
     )
 
 

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("lottery_ticket"), help="where to write everything")
     args = parser.parse_args()
 
-    images = Batches(args.data, batch_size=60)
+    images = Batches(args.data, batch_size=60, unit_range=True)
     pixels = images.test[0][0].numel()
     experiment = LotteryTicket(
         lambda: LeNet(pixels),

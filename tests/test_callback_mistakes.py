@@ -35,7 +35,7 @@ def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], error: st
 class Oddly(BasePruningMethod):
     PRUNING_TYPE = "unstructured"
 
-    def __init__(this, at: float) -> None:  # noqa: N805
+    def __init__(this, at: float) -> None:
         this.at = at
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
