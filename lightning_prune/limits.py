@@ -78,7 +78,7 @@ def require_room(plan: Plan, limits: Limits) -> None:
         >>> require_room(AmountPlan(0.5, "epoch", (3, 19)), Limits(epochs=20))
     """
     last, unit, limit = plan.last, plan.unit, limits.of(plan.unit)
-    if last is None or limit is None or last < limit:
+    if last is None or not limit or last < limit:  # a fit of nothing leaves nothing unfinished
         return
     raise ValueError(
         f"the plan's last event is at {unit} {last}, but the fit ends before it, after {limit} {unit}s (the last "

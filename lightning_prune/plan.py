@@ -63,6 +63,9 @@ class Plan(ABC):
         """The same plan for a run of that many optimizer steps; differs for plans in fractions of a run."""
         return self
 
+    def check(self, total: int | None) -> None:  # noqa: B027
+        """Raises ValueError if a target of a run of that many epochs or steps falls, as far as that can be told."""
+
 
 @dataclass(frozen=True)
 class AmountPlan(Plan):
@@ -107,8 +110,10 @@ class AmountPlan(Plan):
 
     def __str__(self) -> str:
         """In words that are the same in every process."""
-        when = "every" if self.times is None else list(self.times) if isinstance(self.times, tuple) else "predicate"
-        return f"amount={self.amount!r} at {self.unit} {when}"
+        if self.times is None:
+            return f"amount={self.amount!r} at every {self.unit}"
+        times = list(self.times) if isinstance(self.times, tuple) else "chosen by a predicate"
+        return f"amount={self.amount!r} at {self.unit}s {times}"
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,11 @@ class SchedulePlan(Plan):
     def counts_fractions(self) -> bool:
         """Whether the schedule's times are fractions of a run."""
         return self.schedule.unit == "fraction"
+
+    def check(self, total: int | None) -> None:
+        """Lists all events, which refuses a target below the one before."""
+        if total is not None or self.schedule.end is not None:
+            self.schedule.events(total)
 
     def bound_to(self, total_steps: int) -> Plan:
         """With a schedule in steps instead of fractions."""

@@ -70,6 +70,7 @@ class Session:
         """Puts masks and position back that a checkpoint or an earlier fit left; all weights are there now."""
         limits = limits_of(trainer, self._epochs)
         self.plan = bound(self.plan, limits)
+        self.plan.check(limits.of(self.plan.unit))
         if not allow_unfinished:
             require_room(self.plan, limits)
         if saved:

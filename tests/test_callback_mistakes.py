@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from lightning_prune import Linear, OneShot, PruningCallback
+from lightning_prune import FromFunction, Linear, OneShot, PruningCallback
 from lightning_prune.prune import BasePruningMethod
 from tests.models import net, trainer, zeros
 
@@ -100,3 +100,11 @@ def test_a_forward_that_holds_the_parameter_itself_is_told_of(tmp_path: Any) -> 
     model.first.forward = lambda x: linear(x, held[0], model.first.bias)  # type: ignore
     with pytest.warns(UserWarning, match="masked weights of 'first.weight' away from zero.*in_place"):
         trainer(tmp_path, PruningCallback(schedule=OneShot(0.5), verbose=False), epochs=1).fit(model)
+
+
+def test_a_falling_target_is_refused_before_training(tmp_path: Any) -> None:
+    schedule = FromFunction(lambda epoch: 0.5 - 0.1 * epoch, final=0.5)
+    model = net()
+    with pytest.raises(ValueError, match="falls from 0.5 at epoch 0 to 0.4 at epoch 1"):
+        trainer(tmp_path, PruningCallback(schedule=schedule, verbose=False), epochs=3).fit(model)
+    assert zeros(model) == 0

@@ -203,7 +203,7 @@ def saved(tmp_path: Path, callback: Callback | None, model: Net) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "described"),
     [
-        ({"amount": 0.4}, "amount=0.4 at epoch every"),
+        ({"amount": 0.4}, "amount=0.4 at every epoch"),
         ({"amount": 0.3, "scope": "global"}, "global: amount=0.3"),
         ({"method": "random_unstructured", "amount": 0.3}, "RandomUnstructured"),
         ({"schedule": Linear(final=0.5, end=1)}, r"Linear\(final=0.5, .*end=1"),
@@ -212,7 +212,7 @@ def saved(tmp_path: Path, callback: Callback | None, model: Net) -> Path:
 def test_the_state_of_another_plan_is_refused(tmp_path: Path, arguments: dict[str, Any], described: str) -> None:
     path = saved(tmp_path, PruningCallback(amount=0.3, verbose=False), net())
     model = net()
-    with pytest.raises(ValueError, match=f"(?s)L1Unstructured.*local: amount=0.3 at epoch every.*{described}"):
+    with pytest.raises(ValueError, match=f"(?s)L1Unstructured.*local: amount=0.3 at every epoch.*{described}"):
         trainer(tmp_path, PruningCallback(**arguments)).fit(model, ckpt_path=path)
     assert is_plain(model)
 

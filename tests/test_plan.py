@@ -51,9 +51,9 @@ def test_however_time_is_cut_the_last_demand_is_the_same(stops: list[int]) -> No
 
 
 def test_words_are_the_same_in_every_process() -> None:
-    assert str(make_plan(0.2, [3], None, None)) == "amount=0.2 at epoch [3]"
-    assert str(make_plan(4, None, lambda step: step == 3, None)) == "amount=4 at step predicate"
-    assert str(make_plan(None, None, None, None)) == "amount=0.5 at epoch every"
+    assert str(make_plan(0.2, [3], None, None)) == "amount=0.2 at epochs [3]"
+    assert str(make_plan(4, None, lambda step: step == 3, None)) == "amount=4 at steps chosen by a predicate"
+    assert str(make_plan(None, None, None, None)) == "amount=0.5 at every epoch"
     assert str(make_plan(None, None, None, OneShot(0.5, begin=2))) == "OneShot(final=0.5, begin=2, unit='epoch')"
     assert str(KeepPlan()) == "keep zeros"
 
