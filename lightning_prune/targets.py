@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 
+from lightning_prune.parametrized import Origin, Origins, advice, weight_shape
 from lightning_prune.prune import attribute
 from lightning_prune.prune.sharding import dead_entries
 
@@ -35,11 +37,15 @@ class Target:
         name: Full name in the model, such as ``"encoder.0.weight"``; of a shared parameter the first one.
         owners: All (module, attribute) pairs that hold it; more than one if it is shared.
         aliases: All full names, ``name`` first.
+        holders: The module that holds it under each of these names.
+        origins: If a layer computes its tensor from the parameter: of which, under each of its names.
     """
 
     name: str
     owners: tuple[tuple[nn.Module, str], ...]
     aliases: tuple[str, ...]
+    holders: tuple[nn.Module, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
     @property
     def module(self) -> nn.Module:
@@ -66,7 +72,8 @@ class Target:
 
         Args:
             dim: A dimension, or ``"out"`` / ``"in"`` for that of the output or input channels: 0 and 1 for
-                Linear and Conv layers and what is not known, 1 and 0 for ConvTranspose and Embedding layers.
+                Linear and Conv layers and what is not known, 1 and 0 for ConvTranspose and Embedding layers. An
+                original of a parametrization that has the shape of the layer's weight counts as that weight.
 
         Raises:
             ValueError: If it is another word.
@@ -75,12 +82,19 @@ class Target:
         if isinstance(dim, str):
             if dim not in ("out", "in"):
                 raise ValueError(f"dim should be a number, 'out' or 'in', got {dim!r}")
-            swapped = isinstance(self.module, _TRANSPOSED + _EMBEDDINGS)
+            swapped = isinstance(self.module, _TRANSPOSED + _EMBEDDINGS) or self._stands_for_swapped_weight()
             return int(swapped) if dim == "out" else 1 - int(swapped)
         rank = self.parameter.dim()
         if not -rank <= dim < rank:
             raise IndexError(f"dim={dim} does not exist in '{self.name}' of shape {tuple(self.parameter.shape)}")
         return dim % rank
+
+    def _stands_for_swapped_weight(self) -> bool:
+        layers = [origin.layer for origin in self.origins if origin.takes_place]
+        return any(
+            isinstance(layer, _TRANSPOSED + _EMBEDDINGS) and self.parameter.shape == weight_shape(layer)
+            for layer in layers
+        )
 
 
 def select(
@@ -89,7 +103,8 @@ def select(
     """The tensors of a model that are to be pruned, in the order of ``named_parameters()``.
 
     By default: every trainable parameter of two or more dimensions that is not an embedding, a bias or a norm's, nor,
-    unless it is called ``weight``, a vector with dimensions of size 1.
+    unless it is called ``weight``, a vector with dimensions of size 1, nor an original of a parametrization
+    (``weight_norm``, ``spectral_norm``, ``orthogonal``), whose zeros are not zeros of the weight computed from it.
     Patterns choose among those; an exact name, a (module, name) pair or a predicate chooses any parameter.
 
     Args:
@@ -115,7 +130,7 @@ def select(
         ['0.weight', '2.bias']
     """
     everything = all_targets(model)
-    chosen = [t for t in everything if _eligible(t, frozen)] if parameters is None else []
+    chosen = [t for t in everything if _objection(t, frozen) is None] if parameters is None else []
     for pattern in as_patterns(parameters):
         chosen += _matches(pattern, everything, frozen)
     dropped = {t.name for pattern in as_patterns(exclude) for t in _matching(pattern, everything)}
@@ -125,6 +140,7 @@ def select(
             "nothing is selected for pruning: by default that is trainable parameters of two or more dimensions, "
             f"without embeddings and norms; this model has {len(everything)} parameters"
             + (f", {len({t.name for t in chosen})} matched and were all excluded" if chosen else "")
+            + advice([t.name for t in everything if t.origins and t.parameter.dim() > 1])
         )
     return [t for t in everything if t.name in names]
 
@@ -155,16 +171,28 @@ def all_targets(model: nn.Module) -> list[Target]:
     """Every parameter of a model once, with all modules that hold it."""
     owners: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] = {}
     aliases: dict[int, list[str]] = {}
+    holders: dict[int, list[nn.Module]] = {}
+    origins: dict[int, list[Origin]] = {}
+    computed = Origins()
     for prefix, module in model.named_modules(remove_duplicate=False):
+        computed.enter(prefix, module)
         for slot, parameter in module._parameters.items():
             if parameter is None:
                 continue
             name = _plain_name(module, slot)
             full_name = f"{prefix}.{name}" if prefix else name
             _refuse_unready(module, name, full_name, parameter)
-            owners.setdefault(id(parameter), {})[id(module), name] = (module, name)
-            aliases.setdefault(id(parameter), []).append(full_name)
-    return [Target(aliases[key][0], tuple(owners[key].values()), tuple(aliases[key])) for key in owners]
+            key, origin = id(parameter), computed.of(prefix, module, slot, full_name)
+            owners.setdefault(key, {})[id(module), name] = (module, name)
+            aliases.setdefault(key, []).append(full_name)
+            holders.setdefault(key, []).append(module)
+            origins.setdefault(key, []).extend([origin] if origin else [])
+    return [
+        Target(
+            aliases[key][0], tuple(owners[key].values()), tuple(aliases[key]), tuple(holders[key]), tuple(origins[key])
+        )
+        for key in owners
+    ]
 
 
 def _plain_name(module: nn.Module, slot: str) -> str:
@@ -202,17 +230,31 @@ def _is_pair(value: Any) -> bool:
     )
 
 
-def _eligible(target: Target, frozen: bool) -> bool:
+def _objection(target: Target, frozen: bool) -> str | None:
+    """Why a tensor is not pruned by default."""
     parameter = target.parameter
-    if parameter.dim() < 2 or parameter.numel() == 0 or not (parameter.is_floating_point() or parameter.is_complex()):
-        return False
-    if not (frozen or parameter.requires_grad):
-        return False
-    if parameter.numel() == max(parameter.shape) and all(name != "weight" for _, name in target.owners):
-        return False  # a vector with dimensions of size 1: a magnitude of weight_norm, a layer scale, a class token
-    modules = [module for module, _ in target.owners]
-    bias = any(name.startswith("bias") for _, name in target.owners)
-    return not bias and not any(isinstance(module, _NORMS + _EMBEDDINGS) for module in modules)
+    names = [name for _, name in target.owners]
+    if target.origins:
+        return f"originals of a parametrization: {target.origins[0].name} is computed from it"
+    if not (parameter.is_floating_point() or parameter.is_complex()):
+        return str(parameter.dtype)
+    if any(name.startswith("bias") for name in names):
+        return "biases"
+    if any(isinstance(module, _NORMS) for module, _ in target.owners):
+        return "norms"
+    if any(isinstance(module, _EMBEDDINGS) for module, _ in target.owners):
+        return _of_embedding(target)
+    # a magnitude of weight_norm, a layer scale and a class token are vectors with dimensions of size 1
+    flat = parameter.numel() == max(parameter.shape, default=1) and "weight" not in names
+    if parameter.dim() < 2 or parameter.numel() == 0 or flat:
+        return "vectors"
+    return None if frozen or parameter.requires_grad else "frozen ones"
+
+
+def _of_embedding(target: Target) -> str:
+    name = next(a for a, module in zip(target.aliases, target.holders, strict=True) if isinstance(module, _EMBEDDINGS))
+    others = [alias for alias in target.aliases if alias != name]
+    return f"embeddings: {_listing(others, 3)} is shared with {name}" if others else "embeddings"
 
 
 def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[Target]:
@@ -220,12 +262,12 @@ def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[T
     found = _matching(pattern, everything)
     if _names_exactly(pattern, found):
         return found
-    eligible = [t for t in found if _eligible(t, frozen)]
+    eligible = [t for t in found if _objection(t, frozen) is None]
     if not eligible:
+        reasons = [f"{t.name} ({_objection(t, frozen)})" for t in found]
         raise ValueError(
-            f"{_show(pattern)} matches only tensors that are not pruned by default (vectors, norms, embeddings, "
-            f"biases or frozen ones): {_listing([t.name for t in found])}. Give their exact names, pairs or a "
-            "predicate to prune them all the same."
+            f"{_show(pattern)} matches only tensors that are not pruned by default: {_listing(reasons)}. Give their "
+            "exact names, pairs or a predicate to prune them all the same."
         )
     return eligible
 
@@ -239,11 +281,25 @@ def _names_exactly(pattern: Pattern, found: Sequence[Target]) -> bool:
 def _matching(pattern: Pattern, everything: list[Target]) -> list[Target]:
     found = [t for t in everything if _fits(pattern, t)]
     if not found:
-        names = [name for t in everything for name in t.aliases]
-        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) if isinstance(pattern, str) else []
-        hint = f"near names: {', '.join(near)}" if near else f"the parameters are {_listing(names)}"
-        raise ValueError(f"{_show(pattern)} matches no parameter of the model; {hint}")
+        raise ValueError(f"{_show(pattern)} matches no parameter of the model; {_hint(pattern, everything)}")
     return found
+
+
+def _hint(pattern: Pattern, everything: Sequence[Target]) -> str:
+    """What may have been meant by a pattern that matches nothing."""
+    origins = [origin for t in everything for origin in t.origins if _computes(origin, pattern)]
+    if origins:
+        sources = [origin.original for origin in origins if origin.name == origins[0].name]
+        return f"{origins[0].name} is computed by a parametrization, from {' and '.join(sources)}"
+    names = [name for t in everything for name in t.aliases]
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) if isinstance(pattern, str) else []
+    return f"near names: {', '.join(near)}" if near else f"the parameters are {_listing(names)}"
+
+
+def _computes(origin: Origin, pattern: Pattern) -> bool:
+    if isinstance(pattern, str):
+        return fnmatchcase(origin.name, pattern)
+    return isinstance(pattern, tuple) and origin.layer is pattern[0] and origin.tensor == pattern[1]
 
 
 def _fits(pattern: Pattern, target: Target) -> bool:
@@ -252,7 +308,8 @@ def _fits(pattern: Pattern, target: Target) -> bool:
     if isinstance(pattern, re.Pattern):
         return any(pattern.search(name) for name in target.aliases)
     if isinstance(pattern, type) and issubclass(pattern, nn.Module):
-        return any(isinstance(module, pattern) for module, _ in target.owners)
+        layers = [origin.layer for origin in target.origins]
+        return any(isinstance(module, pattern) for module in (*target.holders, *layers))
     if isinstance(pattern, nn.Module):
         return any(module is owner for module in pattern.modules() for owner, _ in target.owners)
     if _is_pair(pattern):
@@ -273,12 +330,19 @@ def _show(pattern: Pattern) -> str:
         return f"({type(pattern[0]).__name__}, {pattern[1]!r})"  # type: ignore[index]
     if isinstance(pattern, str):
         return repr(pattern)
+    if isinstance(pattern, functools.partial):
+        return _with_words(_show(pattern.func), [*pattern.args, *pattern.keywords.values()])
     name = str(getattr(pattern, "__qualname__", type(pattern).__qualname__))
     code: Any = getattr(pattern, "__code__", None)
-    if name.endswith("<lambda>") and code is not None:
-        words = [*code.co_names, *(c for c in code.co_consts if isinstance(c, (str, int, float)))]
-        name += f"({', '.join(str(word) for word in words)})"  # so that two lambdas of one model can differ
-    return name
+    words = [*code.co_names, *code.co_consts] if code is not None and name.endswith("<lambda>") else []
+    cells = getattr(pattern, "__closure__", None) or ()
+    return _with_words(name, [*words, *(cell.cell_contents for cell in cells)])
+
+
+def _with_words(name: str, values: Iterable[object]) -> str:
+    """A function's name and the plain values it uses, so that two functions of one name can differ."""
+    words = [str(value) for value in values if isinstance(value, (str, int, float))]
+    return f"{name}({', '.join(words)})" if words else name
 
 
 def describe_patterns(patterns: Patterns) -> str:
