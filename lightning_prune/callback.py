@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -147,6 +148,7 @@ class PruningCallback(Callback):
         self._saved_of: weakref.ref[nn.Module] | None = None
         self._say = Announcer(verbose)
         self._max_epochs: int | None = None
+        self._alike: int | None = None
 
     @property
     def run(self) -> PruningRun | None:
@@ -155,10 +157,16 @@ class PruningCallback(Callback):
 
     @property
     def state_key(self) -> str:
-        """Tells this callback's state in a checkpoint from that of another one on the same model."""
-        return self._generate_state_key(
-            parameters=describe_patterns(self.parameters), exclude=describe_patterns(self.exclude)
-        )
+        """Tells this callback's state in a checkpoint from that of another one on the same model.
+
+        From ``setup`` on it is the same in every process: the selection in words and, if callbacks before it in the
+        Trainer have the same words (of two modules of a class), their number. What a new Trainer sees tells more apart,
+        so that it lets callbacks pass whose selections are only compared when the fit starts.
+        """
+        if self._alike is None:
+            chosen = [p if isinstance(p, str) else id(p) for p in [*(self.parameters or ()), *self.exclude]]
+            return self._generate_state_key(**self._selection(), how=self._words(), chosen=chosen)
+        return self._generate_state_key(**self._selection(), **({"alike": self._alike} if self._alike else {}))
 
     def due(self, trainer: Trainer, time: int) -> Sequence[Demand]:
         """Whether it is time to prune, and how much; to be overridden by other policies. Asked once for each time.
@@ -208,6 +216,8 @@ class PruningCallback(Callback):
             known = self._saved_of is not None and self._saved_of() is pl_module
             self._saved = {**self._saved, "again": True} if known and self._saved else None
             self._max_epochs = trainer.max_epochs  # before averaging callbacks add epochs of their own
+        before = itertools.takewhile(lambda c: c is not self, trainer.callbacks)  # type: ignore[attr-defined]
+        self._alike = sum(isinstance(c, PruningCallback) and c._selection() == self._selection() for c in before)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Selects the tensors and refuses what cannot work."""
@@ -320,6 +330,10 @@ class PruningCallback(Callback):
         seed = seed if trainer is None else trainer.strategy.broadcast(seed)
         guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
         return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
+
+    def _selection(self) -> dict[str, str]:
+        """What is pruned, in words that are the same in every process."""
+        return {"parameters": describe_patterns(self.parameters), "exclude": describe_patterns(self.exclude)}
 
     def _words(self) -> str:
         """How and when is pruned, in words that are the same in every process."""
