@@ -19,6 +19,7 @@ from lightning_prune.events import Pruner
 from lightning_prune.logs import Running, SparsityLog
 from lightning_prune.messages import Announcer
 from lightning_prune.monitors import FreshScores, restart
+from lightning_prune.patterns import Patterns, as_patterns, describe_patterns
 from lightning_prune.plan import Clock, Demand, Times, make_plan
 from lightning_prune.preview import Preview, play
 from lightning_prune.prune.attribute import Layout
@@ -30,7 +31,7 @@ from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
 from lightning_prune.session import Session
 from lightning_prune.sharded import ShardedPruner
-from lightning_prune.targets import Patterns, as_patterns, describe_patterns, select_trainable
+from lightning_prune.targets import select_trainable
 
 
 class PruningCallback(Callback):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from lightning_prune.files import load_state_dict, module_of
 from lightning_prune.metrics.functional import chosen, value_of
-from lightning_prune.targets import Patterns, Target
+from lightning_prune.patterns import Patterns
+from lightning_prune.targets import Target
 
 if TYPE_CHECKING:
     from rich.table import Table

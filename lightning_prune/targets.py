@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 
 from lightning_prune.parametrized import Origin, Origins, advice, weight_shape
+from lightning_prune.patterns import Pattern, Patterns, as_patterns, is_pair, show
 from lightning_prune.prune import attribute
 from lightning_prune.prune.sharding import dead_entries
-
-Pattern = (
-    str | re.Pattern[str] | type[nn.Module] | nn.Module | tuple[nn.Module, str] | Callable[[str, nn.Parameter], bool]
-)
-# str and list[str] are in the others already; LightningCLI saves names as they were given if they come first.
-Patterns = str | list[str] | Pattern | Iterable[Pattern] | None
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -215,21 +208,6 @@ def _refuse_unready(module: nn.Module, name: str, full_name: str, parameter: nn.
         )
 
 
-def as_patterns(patterns: Any) -> list[Pattern]:
-    """A list of patterns from one pattern, an iterable of them or ``None``."""
-    if patterns is None:
-        return []
-    if isinstance(patterns, (str, type, nn.Module, Tensor)) or _is_pair(patterns):
-        return [patterns]
-    return list(patterns) if isinstance(patterns, Iterable) else [patterns]
-
-
-def _is_pair(value: Any) -> bool:
-    return (
-        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module) and isinstance(value[1], str)
-    )
-
-
 def _objection(target: Target, frozen: bool) -> str | None:
     """Why a tensor is not pruned by default."""
     parameter = target.parameter
@@ -266,7 +244,7 @@ def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[T
     if not eligible:
         reasons = [f"{t.name} ({_objection(t, frozen)})" for t in found]
         raise ValueError(
-            f"{_show(pattern)} matches only tensors that are not pruned by default: {_listing(reasons)}. Give their "
+            f"{show(pattern)} matches only tensors that are not pruned by default: {_listing(reasons)}. Give their "
             "exact names, pairs or a predicate to prune them all the same."
         )
     return eligible
@@ -281,7 +259,7 @@ def _names_exactly(pattern: Pattern, found: Sequence[Target]) -> bool:
 def _matching(pattern: Pattern, everything: list[Target]) -> list[Target]:
     found = [t for t in everything if _fits(pattern, t)]
     if not found:
-        raise ValueError(f"{_show(pattern)} matches no parameter of the model; {_hint(pattern, everything)}")
+        raise ValueError(f"{show(pattern)} matches no parameter of the model; {_hint(pattern, everything)}")
     return found
 
 
@@ -312,42 +290,14 @@ def _fits(pattern: Pattern, target: Target) -> bool:
         return any(isinstance(module, pattern) for module in (*target.holders, *layers))
     if isinstance(pattern, nn.Module):
         return any(module is owner for module in pattern.modules() for owner, _ in target.owners)
-    if _is_pair(pattern):
+    if is_pair(pattern):
         return any(module is pattern[0] and name == pattern[1] for module, name in target.owners)  # type: ignore[index]
     if callable(pattern) and not isinstance(pattern, type):
         return bool(pattern(target.name, target.parameter))
     raise TypeError(
         "parameters are chosen by names, globs, regular expressions, modules, module types, (module, name) pairs or "
-        f"predicates f(name, parameter), got {_show(pattern)} of type {type(pattern).__name__}"
+        f"predicates f(name, parameter), got {show(pattern)} of type {type(pattern).__name__}"
     )
-
-
-def _show(pattern: Pattern) -> str:
-    """A pattern in words that are the same in every process."""
-    if isinstance(pattern, re.Pattern):
-        return f"re.compile({pattern.pattern!r})"
-    if _is_pair(pattern):
-        return f"({type(pattern[0]).__name__}, {pattern[1]!r})"  # type: ignore[index]
-    if isinstance(pattern, str):
-        return repr(pattern)
-    if isinstance(pattern, functools.partial):
-        return _with_words(_show(pattern.func), [*pattern.args, *pattern.keywords.values()])
-    name = str(getattr(pattern, "__qualname__", type(pattern).__qualname__))
-    code: Any = getattr(pattern, "__code__", None)
-    words = [*code.co_names, *code.co_consts] if code is not None and name.endswith("<lambda>") else []
-    cells = getattr(pattern, "__closure__", None) or ()
-    return _with_words(name, [*words, *(cell.cell_contents for cell in cells)])
-
-
-def _with_words(name: str, values: Iterable[object]) -> str:
-    """A function's name and the plain values it uses, so that two functions of one name can differ."""
-    words = [str(value) for value in values if isinstance(value, (str, int, float))]
-    return f"{name}({', '.join(words)})" if words else name
-
-
-def describe_patterns(patterns: Patterns) -> str:
-    """Patterns in words that are the same in every process, for messages and checkpoint keys."""
-    return ", ".join(_show(pattern) for pattern in as_patterns(patterns)) or "default"
 
 
 def describe_targets(targets: Iterable[Target]) -> list[str]:

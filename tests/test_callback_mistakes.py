@@ -105,6 +105,6 @@ def test_a_forward_that_holds_the_parameter_itself_is_told_of(tmp_path: Any) -> 
 def test_a_falling_target_is_refused_before_training(tmp_path: Any) -> None:
     schedule = FromFunction(lambda epoch: 0.5 - 0.1 * epoch, final=0.5)
     model = net()
-    with pytest.raises(ValueError, match="falls from 0.5 at epoch 0 to 0.4 at epoch 1"):
+    with pytest.raises(ValueError, match=r"falls from 0\.5 at epoch 0 to 0\.4 at epoch 1"):
         trainer(tmp_path, PruningCallback(schedule=schedule, verbose=False), epochs=3).fit(model)
     assert zeros(model) == 0

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
+from lightning_prune.patterns import describe_patterns
 from lightning_prune.prune import l1_unstructured
-from lightning_prune.targets import Target, all_targets, describe_patterns, select, select_trainable
+from lightning_prune.targets import Target, all_targets, select, select_trainable
 
 
 class Model(nn.Module):

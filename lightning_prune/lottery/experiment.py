@@ -26,10 +26,10 @@ from lightning_prune.lottery.sources import (
     make_trainer,
     require_other_weights,
 )
+from lightning_prune.patterns import Patterns, as_patterns, describe_patterns
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.recipe import Method, make_recipe
 from lightning_prune.rewind import Rewind
-from lightning_prune.targets import Patterns, as_patterns, describe_patterns
 
 
 class LotteryTicket:

@@ -16,9 +16,10 @@ from lightning_prune.checkpoint import pack, unpack
 from lightning_prune.erasing import erase
 from lightning_prune.events import Pruner
 from lightning_prune.messages import without_effect
+from lightning_prune.patterns import Patterns
 from lightning_prune.plan import Demand
 from lightning_prune.run import PruningRun
-from lightning_prune.targets import Patterns, select
+from lightning_prune.targets import select
 
 State = dict[str, Any]
 

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from lightning_prune.metrics.functional import count_zeros
-from lightning_prune.targets import Patterns
+from lightning_prune.patterns import Patterns
 
 
 class _Counting(Metric):

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from lightning_prune.targets import Patterns, Target, all_targets, select
+from lightning_prune.patterns import Patterns
+from lightning_prune.targets import Target, all_targets, select
 
 Masks = nn.Module | Mapping[str, Tensor]
 
