@@ -128,7 +128,7 @@ class PruningCallback(Callback):
         self.recipe = make_recipe(method, n, dim, method_kwargs)
         amount = self.recipe.amount_or(amount)
         self.plan = make_plan(
-            amount, epochs, steps, schedule, takes_amount=self.recipe.takes_amount, keep_zeros=keep_zeros
+            amount, epochs, steps, schedule, takes_amount=self.recipe.takes_amount, keep_zeros=keep_zeros, scope=scope
         )
         self.budget = Budget(scope, overrides or {}, max_sparsity)
         self.parameters = None if parameters is None else as_patterns(parameters)

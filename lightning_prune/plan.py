@@ -207,6 +207,7 @@ def make_plan(
     *,
     takes_amount: bool = True,
     keep_zeros: bool = False,
+    scope: str = "local",
 ) -> Plan:
     """The plan that some arguments of the callback describe.
 
@@ -217,6 +218,7 @@ def make_plan(
         schedule: Targets instead of amounts.
         takes_amount: Whether the method can be told how much to prune.
         keep_zeros: Whether the zeros at the start are kept, which is a plan of its own.
+        scope: How events spread over the tensors.
 
     Raises:
         ValueError: If both kinds are given, both units, or no or negative times, or what the method cannot do.
@@ -237,6 +239,8 @@ def make_plan(
                 f"amount={amount!r}, epochs={epochs!r}, steps={steps!r} beside {schedule!r}"
             )
         return SchedulePlan(schedule)
+    if scope == "erk":
+        raise ValueError("scope='erk' spreads the target of a schedule over the tensors: give schedule=, not an amount")
     if epochs is not None and steps is not None:
         raise ValueError(f"give epochs= or steps=, not both; got epochs={epochs!r} and steps={steps!r}")
     if amount is None and takes_amount:

@@ -25,6 +25,7 @@ from tests.models import net, trainer, zeros
         ({"keep_zeros": "x"}, "keep_zeros should be False or True"),
         ({"dim": "outt"}, "dim should be 'out' or 'in', got 'outt'"),
         ({"enforce": "x"}, "enforce should be 'read' or 'in_place'"),
+        ({"amount": 0.5, "scope": "erk"}, "scope='erk' spreads the target of a schedule"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], error: str) -> None:
