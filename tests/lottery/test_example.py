@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import matplotlib
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.idx import write_idx_folder
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,3 +35,20 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [float(row[4]) for row in rows] == [50_200, left, left]
     assert all(float(row[6]) > 0.9 for row in rows)
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
+
+
+def test_the_command_of_the_readme_takes_a_folder(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^python .*lottery_ticket\.py --data .*$", (ROOT / "README.md").read_text(), re.M)
+    small = {
+        "python": sys.executable,
+        "mnist": str(write_idx_folder(tmp_path / "idx")),
+        "15": "1",
+        "2000": "3",
+        "3": "2",
+    }
+    words = [small.get(word, word) for word in shlex.split(command)]
+    out = tmp_path / "out"
+    done = subprocess.run([*words, "--out", str(out)], cwd=ROOT, capture_output=True, text=True, check=True)
+    rows = [line.split(",")[:3] for line in (out / "results.csv").read_text().splitlines()[1:]]
+    assert rows == [[str(int(arm != "dense")), arm, seed] for seed in "01" for arm in ("dense", "ticket", "reinit")]
+    assert "80.04%" in done.stdout
