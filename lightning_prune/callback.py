@@ -7,14 +7,13 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_prune.arguments import instance_of, one_of
 from lightning_prune.budgets import Budget, Scope
-from lightning_prune.distributed import require_same_masks, require_strategy
+from lightning_prune.distributed import require_strategy
 from lightning_prune.events import Pruner
 from lightning_prune.logs import Running, SparsityLog
 from lightning_prune.messages import Announcer
@@ -22,15 +21,12 @@ from lightning_prune.monitors import FreshScores, restart
 from lightning_prune.patterns import Patterns, as_patterns, describe_patterns
 from lightning_prune.plan import Clock, Demand, Times, make_plan
 from lightning_prune.preview import Preview, play
-from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.sharding import is_sharded
 from lightning_prune.recipe import Method, make_recipe
 from lightning_prune.rewind import Reinit, Rewind
 from lightning_prune.run import PruningEvent, PruningRun, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
-from lightning_prune.session import Session
-from lightning_prune.sharded import ShardedPruner
+from lightning_prune.session import Session, new_run
 from lightning_prune.targets import select_trainable
 
 
@@ -323,14 +319,8 @@ class PruningCallback(Callback):
         """The selection of a model, checked; nothing is changed."""
         join = self.frozen == "join"
         targets, frozen = select_trainable(model, self.parameters, self.exclude, join)
-        sharded = any(is_sharded(t.parameter) for t in [*targets, *frozen])
-        layout = Layout.IN_PLACE if sharded or self.enforce == "in_place" else Layout.KEPT
-        pruner = (ShardedPruner if sharded else Pruner)(self.recipe, self.budget, self.normalize, self.plan.final)
-        pruner.check([*targets, *frozen] if join else targets)
-        seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
-        seed = seed if trainer is None else trainer.strategy.broadcast(seed)
-        guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
-        return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
+        pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
+        return new_run(targets, frozen, join, pruner, self.enforce == "in_place", self.seed, trainer)
 
     def _selection(self) -> dict[str, str]:
         """What is pruned, in words that are the same in every process."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_prune.distributed import require_same, require_same_masks
 from lightning_prune.enforcing import Enforcement
 from lightning_prune.erasing import averaged_models, erase
+from lightning_prune.events import Pruner
 from lightning_prune.limits import Limits, bound, limits_of, require_room
 from lightning_prune.messages import Announcer, unfinished
 from lightning_prune.plan import Demand, Plan
-from lightning_prune.prune.sharding import reshard
+from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.sharding import is_sharded, reshard
 from lightning_prune.rewind import Reinit, Rewind, Rewinder
 from lightning_prune.run import PruningEvent, PruningRun, refuse_other
-from lightning_prune.targets import describe_targets
+from lightning_prune.sharded import ShardedPruner
+from lightning_prune.targets import Target, describe_targets
 
 
 class Session:
@@ -152,6 +156,41 @@ class Session:
         """Puts masks, position and snapshot back."""
         self.run.load_state_dict(state)
         self._rewinder.load_state_dict(state["rewind"])
+
+
+def new_run(
+    targets: Sequence[Target],
+    frozen: Sequence[Target],
+    join: bool,
+    pruner: Pruner,
+    in_place: bool,
+    seed: int | None,
+    trainer: Trainer | None,
+) -> PruningRun:
+    """The run of a selection, checked; nothing is changed.
+
+    Args:
+        targets: The tensors that are pruned.
+        frozen: Those that would be if they were trainable.
+        join: Whether they may join later.
+        pruner: Computes masks; tensors that are split over ranks get the one for those.
+        in_place: Whether zeros are kept in the parameters; those of split tensors always are.
+        seed: Seed of random choices; torch's initial one by default, that of rank 0 on all ranks.
+        trainer: The Trainer that fits, ``None`` to look ahead only.
+
+    Raises:
+        ValueError: If a tensor cannot be pruned in this way.
+    """
+    eventual = [*targets, *frozen]
+    sharded = any(is_sharded(t.parameter) for t in eventual)
+    if sharded:
+        pruner = ShardedPruner(pruner.recipe, pruner.budget, pruner.normalize, pruner.final)
+    pruner.check(eventual if join else targets)
+    seed = torch.initial_seed() % 2**63 if seed is None else seed
+    seed = seed if trainer is None else trainer.strategy.broadcast(seed)
+    guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
+    layout = Layout.IN_PLACE if sharded or in_place else Layout.KEPT
+    return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
 
 
 def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[LightningModule, list[Any], list[Any]]:
