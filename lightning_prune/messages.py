@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from lightning_prune import checks, report
 from lightning_prune.plan import Plan
 from lightning_prune.run import PruningEvent, PruningRun
-from lightning_prune.targets import Target
+from lightning_prune.targets import Target, listing
 
 
 class Announcer:
@@ -55,7 +55,7 @@ class Announcer:
         if names:
             self._warn(
                 ["other weights"],
-                f"the model was given other weights since it was pruned: {_some(names)} are not "
+                f"the model was given other weights since it was pruned: {_quoted(names)} are not "
                 "zero where the fit before pruned them; its masks are forgotten and the plan begins anew",
             )
 
@@ -64,7 +64,7 @@ class Announcer:
         if names:
             self._warn(
                 ["disturbed"],
-                f"training moved masked weights of {_some(names)} away from zero: a forward that "
+                f"training moved masked weights of {_quoted(names)} away from zero: a forward that "
                 "holds the parameter itself does not see its zeros, or the optimizer moves weights without "
                 "gradient; with enforce='in_place' the parameters themselves stay sparse",
             )
@@ -93,9 +93,8 @@ class Announcer:
                 rank_zero_warn(message or kind)
 
 
-def _some(names: Sequence[str], most: int = 4) -> str:
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def _quoted(names: Sequence[str]) -> str:
+    return listing([repr(name) for name in names], limit=4)
 
 
 def unfinished(run: PruningRun, plan: Plan) -> str | None:

@@ -232,7 +232,7 @@ def _objection(target: Target, frozen: bool) -> str | None:
 def _of_embedding(target: Target) -> str:
     name = next(a for a, module in zip(target.aliases, target.holders, strict=True) if isinstance(module, _EMBEDDINGS))
     others = [alias for alias in target.aliases if alias != name]
-    return f"embeddings: {_listing(others, 3)} is shared with {name}" if others else "embeddings"
+    return f"embeddings: {listing(others, 3)} is shared with {name}" if others else "embeddings"
 
 
 def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[Target]:
@@ -244,7 +244,7 @@ def _matches(pattern: Pattern, everything: list[Target], frozen: bool) -> list[T
     if not eligible:
         reasons = [f"{t.name} ({_objection(t, frozen)})" for t in found]
         raise ValueError(
-            f"{show(pattern)} matches only tensors that are not pruned by default: {_listing(reasons)}. Give their "
+            f"{show(pattern)} matches only tensors that are not pruned by default: {listing(reasons)}. Give their "
             "exact names, pairs or a predicate to prune them all the same."
         )
     return eligible
@@ -271,7 +271,7 @@ def _hint(pattern: Pattern, everything: Sequence[Target]) -> str:
         return f"{origins[0].name} is computed by a parametrization, from {' and '.join(sources)}"
     names = [name for t in everything for name in t.aliases]
     near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) if isinstance(pattern, str) else []
-    return f"near names: {', '.join(near)}" if near else f"the parameters are {_listing(names)}"
+    return f"near names: {', '.join(near)}" if near else f"the parameters are {listing(names)}"
 
 
 def _computes(origin: Origin, pattern: Pattern) -> bool:
@@ -305,6 +305,7 @@ def describe_targets(targets: Iterable[Target]) -> list[str]:
     return [f"{t.name} {tuple(t.parameter.shape)}" for t in targets]
 
 
-def _listing(names: Sequence[str], limit: int = 8) -> str:
+def listing(names: Sequence[str], limit: int = 8) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

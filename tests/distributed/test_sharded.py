@@ -35,17 +35,23 @@ def test_pruned_as_one_process_would(each: list[Results], tmp_path: Path, method
         assert largest_difference(alone, fitted) < 1e-6
 
 
+def random_entries(two: list[Results], three: list[Results], scope: str) -> list[Fitted]:
+    name = f"sharded random_unstructured, {scope}"
+    return [of_rank[0] for results in (two, three) for of_rank in result(results, name)]
+
+
+def test_random_entries_of_each_tensor(two: list[Results], three: list[Results]) -> None:
+    found = [[int((w == 0).sum()) for w in weights(of).values()] for of in random_entries(two, three, "local")]
+    assert found == [[82, 61, 11]] * 5
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_random_entries_are_the_same_for_every_number_of_ranks(
     two: list[Results], three: list[Results], scope: str
 ) -> None:
-    fitted = [
-        of_rank[0] for results in (two, three) for of_rank in result(results, f"sharded random_unstructured, {scope}")
-    ]
+    fitted = random_entries(two, three, scope)
     assert all(same_zeros(fitted[0], other) for other in fitted[1:])
     assert dead(fitted[0]) == 154
-    if scope == "local":
-        assert [int((w == 0).sum()) for w in weights(fitted[0]).values()] == [82, 61, 11]
 
 
 @pytest.mark.parametrize("scope", SCOPES)

@@ -174,14 +174,23 @@ def test_trained_weights_go_on(all_arms: Any, arm: str, level: int) -> None:
     before = "dense" if level == 1 else arm
     trained = load(root, "seed-0", f"level-{level - 1:02}", before, "model.ckpt")["state_dict"]
     mask = read_mask(root / f"lottery/seed-0/level-{level:02}/{arm}/mask.pt")
-    start, dense = starts[level, arm], starts[0, "dense"]
-    assert_equal(start.weights, masked(trained, mask))
-    if arm == "finetune":
-        last = load(root, "seed-0/level-00/dense/model.ckpt")["optimizer_states"][0]["param_groups"][0]["lr"]
-        assert (start.step, start.moments, start.rates) == (0, {}, [last] * STEPS)
-    else:
-        assert (start.step, start.rates) == (3, dense.rates[3:])
-        assert start.moments.keys() == dict(net().named_parameters()).keys()
+    assert_equal(starts[level, arm].weights, masked(trained, mask))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_fine_tuning_keeps_the_last_rate(all_arms: Any, level: int) -> None:
+    root, starts, _ = all_arms
+    start = starts[level, "finetune"]
+    last = load(root, "seed-0/level-00/dense/model.ckpt")["optimizer_states"][0]["param_groups"][0]["lr"]
+    assert (start.step, start.moments, start.rates) == (0, {}, [last] * STEPS)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_rewinding_the_rate_repeats_its_course(all_arms: Any, level: int) -> None:
+    _, starts, _ = all_arms
+    start = starts[level, "learning_rate"]
+    assert (start.step, start.rates) == (3, starts[0, "dense"].rates[3:])
+    assert start.moments.keys() == dict(net().named_parameters()).keys()
 
 
 def test_epochs_and_the_start_are_points_too(tmp_path: Path) -> None:
