@@ -1,14 +1,15 @@
 """Exact selection of the smallest entries of many tensors, ranked together and read in place.
 
 Magnitude pruning asks one question: which `count` entries, over all these tensors, are smallest in magnitude? A
-``topk`` over their concatenation, as in torch.nn.utils.prune, answers it with some 40 bytes and 100 nanoseconds a
-weight. Here the answer takes two passes over pieces that fit in the cache, and no copy of the weights:
+``topk`` over their concatenation, as in torch.nn.utils.prune, answers it with some 40 bytes and 200 nanoseconds a
+weight. Here the answer takes one pass over pieces that fit in the cache, and no copy of the weights:
 
 1. a strided sample brackets the threshold between two values;
-2. one pass counts what lies below the bracket and collects the few values inside it, which hold the exact threshold;
-3. one pass writes ``magnitude > threshold`` into the masks, and keeps as many of the ties as the count leaves.
+2. the pass writes ``magnitude > upper end`` into the masks, counts what lies up to the lower end and collects the few
+   entries between the ends;
+3. these are ranked exactly, and those to keep are written into the masks.
 
-A sample can mislead and ties can pile up on the bracket's ends. Both only cost time: bisection over the bit patterns
+A sample can mislead and ties can pile up inside the bracket. Both only cost time: bisection over the bit patterns
 of the magnitudes then finds the threshold in at most 31 counting passes (63 for double precision).
 """
 
@@ -16,20 +17,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_prune.prune.kernels import Array, as_array, count_true, positions, take
+
 __all__ = ["keep_masks", "random_keep_masks"]
 
-_PIECE_CPU = 1 << 18  # entries: the magnitudes and two masks of a piece stay in a core's L2 cache
-_PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels; float32 counts no further
+_PIECE_CPU = 1 << 17  # entries: the magnitudes and three masks of a piece stay in a core's L2 cache
+_PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
 _DIRECT = 1 << 13  # up to so many living entries are collected and searched without a sample
-_SAMPLE = 1 << 17  # entries, spread over the tensors; at most every 16th
 _EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
 _BELOW_ALL = -1.0  # less than every magnitude
+_WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class _Piece(NamedTuple):
@@ -40,16 +43,14 @@ class _Piece(NamedTuple):
     mask: Tensor
     dtype: torch.dtype
 
-    def magnitude(self) -> Tensor:
-        return self.score.abs().to(self.dtype)
+    def magnitude(self) -> Array:
+        return abs(as_array(self.score if self.score.dtype is self.dtype else self.score.abs().to(self.dtype)))
 
-    def living(self, condition: Tensor) -> Tensor:
-        return condition if self.alive is None else condition.logical_and_(self.alive)
-
-    def ones_where(self, compare: Callable[..., Tensor], magnitude: Tensor, value: float) -> Tensor:
-        """1 for living entries that compare so, else 0; numbers are compared and added up faster than bools."""
-        ones = compare(magnitude, value, out=torch.empty_like(magnitude))
-        return ones if self.alive is None else ones.mul_(self.alive)
+    def living(self, condition: Array) -> Array:
+        """A condition, where an entry takes part."""
+        if self.alive is not None:
+            condition &= as_array(self.alive)
+        return condition
 
 
 def keep_masks(
@@ -91,8 +92,7 @@ def keep_masks(
     _refuse_nan(scores, alive, names)
     masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]
     pieces = list(_pieces(scores, alive, masks))
-    value, spared = _threshold(pieces, count, living) if count else (_BELOW_ALL, 0)
-    _write_masks(pieces, value, spared)
+    _fill_masks(pieces, count, living)
     return masks
 
 
@@ -106,7 +106,7 @@ def random_keep_masks(
     """Mask out `count` entries, every choice of them being equally likely.
 
     Each entry draws a random byte, and entries are dropped from the lowest byte up. Only among those that share the
-    byte where the count is reached (one in 255) a random permutation decides.
+    byte where the count is reached (one in 256) a random permutation decides.
 
     Args:
         like: Tensors whose shapes, devices and memory formats the masks take; their values are not read.
@@ -129,14 +129,14 @@ def random_keep_masks(
         15
     """
     alive = _checked_alive(like, alive)
-    _checked_living(like, alive, count)
+    living = _checked_living(like, alive, count)
     if not like:
         return []
-    keep = _random_keep(like, alive, count, generator)
-    masks = [torch.empty_like(tensor, dtype=torch.bool) for tensor in like]
-    for mask, part in zip(masks, torch.split(keep, [mask.numel() for mask in masks]), strict=True):
-        mask.copy_(part.view(mask.shape))
-    return masks
+    keys = [_random_bytes(tensor, generator) for tensor in like]
+    for key, mask in zip(map(as_array, keys), alive, strict=True):
+        if mask is not None:
+            key *= as_array(mask)
+    return _masks_from(keys, count, alive, living, generator)
 
 
 def _checked_alive(tensors: Sequence[Tensor], alive: Sequence[Tensor | None] | None) -> Sequence[Tensor | None]:
@@ -149,12 +149,12 @@ def _checked_alive(tensors: Sequence[Tensor], alive: Sequence[Tensor | None] | N
             raise ValueError(
                 f"alive[{index}] has shape {tuple(mask.shape)}; its tensor has shape {tuple(tensor.shape)}"
             )
-    return alive
+    return [None if mask is None else mask.detach().to(torch.bool) for mask in alive]
 
 
 def _checked_living(tensors: Sequence[Tensor], alive: Sequence[Tensor | None], count: int) -> int:
     living = sum(
-        tensor.numel() if mask is None else int(mask.count_nonzero())
+        tensor.numel() if mask is None else count_true(as_array(mask))
         for tensor, mask in zip(tensors, alive, strict=True)
     )
     if not 0 <= count <= living:
@@ -168,7 +168,7 @@ def _refuse_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names:
         if not score.sum().isnan():
             continue
         found = sum(
-            int(piece.living(piece.score.isnan()).count_nonzero()) for piece in _pieces([score], [mask], [score])
+            count_true(piece.living(as_array(piece.score.isnan()))) for piece in _pieces([score], [mask], [score])
         )
         if found:
             name = names[index] if names is not None else f"tensor {index}"
@@ -202,19 +202,23 @@ def _split(tensor: Tensor, size: int) -> Iterator[Tensor]:
             yield from _split(row, size)
 
 
-def _threshold(pieces: Sequence[_Piece], count: int, living: int) -> tuple[float, int]:
-    """The `count`-th smallest magnitude, and how many living entries up to it are more than `count`."""
-    limit = max(2 * _DIRECT, sum(piece.score.numel() for piece in pieces) // 32)
+def _fill_masks(pieces: Sequence[_Piece], count: int, living: int) -> None:
+    if not count:
+        _write_masks(pieces, _BELOW_ALL, 0)
+        return
+    limit = 2 * _DIRECT + sum(piece.score.numel() for piece in pieces) // 16
     bracket = (_BELOW_ALL, math.inf) if living <= _DIRECT else _bracket(pieces, count / living)
-    return _select_inside(pieces, count, living, limit, *bracket) or _bisect(pieces, count, living, limit, bracket)
+    if not _select_between(pieces, count, living, limit, *bracket):
+        _bisect(pieces, count, living, limit, bracket)
 
 
 def _bracket(pieces: Sequence[_Piece], quantile: float) -> tuple[float, float]:
-    """Two values that enclose the quantile, but for a chance of about 1 in 10,000, judged by a sample."""
-    step = max(16, sum(piece.score.numel() for piece in pieces) // _SAMPLE)
+    """Two values that enclose the quantile, but for a chance of about 1 in 400, judged by a sample."""
+    # A larger sample takes longer, but leaves less between the ends: n ** (2 / 3) of n entries balance the two.
+    step = max(16, round(sum(piece.score.numel() for piece in pieces) ** (1 / 3)))
     sample = torch.cat([_sample(piece, step).to(pieces[0].score.device) for piece in pieces])
     size = len(sample)
-    margin = 4 * math.sqrt(size * quantile * (1 - quantile)) + 4
+    margin = 3 * math.sqrt(size * quantile * (1 - quantile)) + 3
     low, high = math.floor(size * quantile - margin), math.ceil(size * quantile + margin)
     return (
         float(sample.kthvalue(low).values) if low >= 1 else _BELOW_ALL,
@@ -232,118 +236,121 @@ def _sample(piece: _Piece, step: int) -> Tensor:
     return sample if piece.alive is None else sample[piece.alive.take(index)]
 
 
-def _select_inside(
-    pieces: Sequence[_Piece], count: int, living: int, limit: int, low: float, high: float
-) -> tuple[float, int] | None:
-    """The threshold, if it lies strictly between `low` and `high` and at most about `limit` entries do."""
-    above, inside, collected = 0, [], 0
+def _select_between(pieces: Sequence[_Piece], count: int, living: int, limit: int, low: float, high: float) -> bool:
+    """Fills the masks, if the threshold lies above `low` and up to `high`, where at most `limit` entries do."""
+    home = pieces[0].score.device
+    places, values = torch.empty(limit, dtype=torch.int64), torch.empty(limit, dtype=pieces[0].dtype, device=home)
+    upto_low, ends = living, [0]
     for piece in pieces:
         magnitude = piece.magnitude()
-        chosen = piece.ones_where(torch.gt, magnitude, low)
-        above += int(chosen.sum())
-        chosen.mul_(torch.lt(magnitude, high, out=torch.empty_like(magnitude)))
-        inside.append(_chosen_values(magnitude.flatten(), chosen.flatten()))
-        collected += len(inside[-1])
-        if collected > limit:
-            return None
-    rank = count - (living - above)
-    if not 1 <= rank <= collected:
-        return None
-    values = torch.cat([part.to(inside[0].device) for part in inside])
-    value = values.kthvalue(rank).values
-    return float(value), int((values <= value).count_nonzero()) - rank
+        keep, above = piece.living(magnitude > high), piece.living(magnitude > low)
+        as_array(piece.mask)[...] = keep
+        upto_low -= count_true(above)
+        between = positions(above ^ keep)
+        start, end = ends[-1], ends[-1] + len(between)
+        if end > limit:
+            return False
+        places[start:end], values[start:end] = between, take(magnitude, between)
+        ends.append(end)
+    if not upto_low < count <= upto_low + ends[-1]:
+        return False
+    keep = _largest(values[: ends[-1]], count - upto_low)
+    for piece, (start, end) in zip(pieces, itertools.pairwise(ends), strict=True):
+        device = piece.mask.device
+        piece.mask.put_(places[start:end].to(device), keep[start:end].to(device))
+    return True
 
 
-def _chosen_values(values: Tensor, chosen: Tensor) -> Tensor:
-    """The values where `chosen` is not 0, in any order; eight entries at a time are skipped if none of them is."""
-    even = len(values) // 8 * 8
-    eights = chosen[:even].view(8, even // 8)
-    columns = eights.sum(0).nonzero().view(-1)
-    near = values[:even].view(8, even // 8).index_select(1, columns).view(-1)
-    hits = eights.index_select(1, columns).view(-1).nonzero().view(-1)
-    return torch.cat([near.index_select(0, hits), values[even:][chosen[even:] > 0]])
+def _largest(values: Tensor, dropped: int) -> Tensor:
+    """All but the first `dropped` of a stable sort."""
+    value = values.kthvalue(dropped).values
+    keep = values > value
+    ties = (values == value).nonzero().view(-1)
+    keep[ties[dropped - int((values < value).count_nonzero()) :]] = True
+    return keep
 
 
-def _bisect(
-    pieces: Sequence[_Piece], count: int, living: int, limit: int, bracket: tuple[float, float]
-) -> tuple[float, int]:
-    """The threshold, by counting passes that halve the bit patterns left; starts with the ends of the bracket."""
-    low, high, upto_low, below_high = _BELOW_ALL, math.inf, 0, living
-    pivots = sorted(set(bracket) - {_BELOW_ALL})
-    while True:
-        if not pivots and below_high - upto_low <= limit:
-            found = _select_inside(pieces, count, living, limit, low, high)
-            if found is not None:
-                return found
-        pivot = pivots.pop() if pivots else _middle(low, high, pieces[0].dtype)
-        below, upto = _ranks(pieces, living, pivot)
-        if below < count <= upto:
-            return pivot, upto - count
-        if count <= below:
-            high, below_high = pivot, below
+def _bisect(pieces: Sequence[_Piece], count: int, living: int, limit: int, bracket: tuple[float, float]) -> None:
+    """Fills the masks after counting passes that halve the bit patterns left; starts with the ends of the bracket.
+
+    Bit patterns of magnitudes, read as integers, have the order of the magnitudes. The threshold's is above `low`,
+    and at most `high`.
+    """
+    dtype = pieces[0].dtype
+    first, last = (_bits(end, dtype) for end in bracket)
+    low, high, upto_low, upto_high = -1, _bits(math.inf, dtype), 0, living
+    pivots = [first - 1, first, last - 1, last]  # many equal values make an end of the bracket the threshold
+    while high - low > 1 and upto_high - upto_low > limit:
+        pivots = [pivot for pivot in pivots if low < pivot < high] or [(low + high) // 2]
+        pivot = pivots.pop()
+        upto = _upto(pieces, living, _number(pivot, dtype))
+        if count <= upto:
+            high, upto_high = pivot, upto
         else:
             low, upto_low = pivot, upto
+    if not _select_between(pieces, count, living, limit, _number(low, dtype), _number(high, dtype)):
+        _write_masks(pieces, _number(high, dtype), upto_high - count)
 
 
-def _middle(low: float, high: float, dtype: torch.dtype) -> float:
-    """Halfway between two magnitudes in the order of their bit patterns, which is their own order; rounded up."""
-    word = torch.int32 if dtype == torch.float32 else torch.int64
-    first, last = torch.tensor([low, high], dtype=dtype).view(word).tolist()
-    middle = ((first if low >= 0 else -1) + last + 1) // 2
-    return float(torch.tensor(middle, dtype=word).view(dtype))
+def _bits(magnitude: float, dtype: torch.dtype) -> int:
+    if magnitude == _BELOW_ALL:
+        return -1
+    return int(torch.tensor(magnitude, dtype=dtype).view(_WORD[dtype]))
 
 
-def _ranks(pieces: Sequence[_Piece], living: int, pivot: float) -> tuple[int, int]:
-    """How many living magnitudes are less than `pivot`, and how many are at most `pivot`."""
-    below = upto = living
-    for piece in pieces:
-        magnitude = piece.magnitude()
-        below -= int(piece.ones_where(torch.ge, magnitude, pivot).sum())
-        upto -= int(piece.ones_where(torch.gt, magnitude, pivot).sum())
-    return below, upto
+def _number(bits: int, dtype: torch.dtype) -> float:
+    return float(torch.tensor(bits, dtype=_WORD[dtype]).view(dtype)) if bits >= 0 else _BELOW_ALL
+
+
+def _upto(pieces: Sequence[_Piece], living: int, pivot: float) -> int:
+    """How many living magnitudes are at most `pivot`."""
+    return living - sum(count_true(piece.living(piece.magnitude() > pivot)) for piece in pieces)
 
 
 def _write_masks(pieces: Sequence[_Piece], value: float, spared: int) -> None:
     """Keep what is above `value`, and the last `spared` of what equals it."""
     for piece in reversed(pieces):
         magnitude = piece.magnitude()
-        piece.living(torch.gt(magnitude, value, out=piece.mask))
+        as_array(piece.mask)[...] = piece.living(magnitude > value)
         if spared:
-            ties = piece.living(magnitude == value)
-            spared -= _keep_last(piece.mask, ties, spared)
+            ties = positions(piece.living(magnitude == value))[-spared:]
+            piece.mask.put_(ties, torch.ones_like(ties, dtype=torch.bool))
+            spared -= len(ties)
 
 
-def _keep_last(mask: Tensor, ties: Tensor, most: int) -> int:
-    found = int(ties.count_nonzero())
-    if found <= most:
-        mask.logical_or_(ties)
-        return found
-    mask[ties.nonzero()[-most:].unbind(1)] = True
-    return most
+def _random_bytes(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Bytes in the shape and format of a tensor; words are drawn, for a draw takes as long for a byte as for eight."""
+    device = like.device if generator is None else generator.device
+    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=device)
+    words.random_(torch.iinfo(torch.int64).min, None, generator=generator)
+    return torch.empty_like(like, dtype=torch.uint8).copy_(words.view(torch.uint8)[: like.numel()].view(like.shape))
 
 
-def _random_keep(
-    like: Sequence[Tensor], alive: Sequence[Tensor | None], count: int, generator: torch.Generator | None
-) -> Tensor:
-    """One flat bool tensor over all entries, with `count` of the living ones False."""
-    device = like[0].device if generator is None else generator.device
-    sizes = [tensor.numel() for tensor in like]
-    keys = torch.empty(sum(sizes), dtype=torch.uint8, device=device).random_(1, 256, generator=generator)
-    for part, living in zip(torch.split(keys, sizes), alive, strict=True):
-        if living is not None:
-            part.mul_(living.flatten().to(device, torch.bool))  # byte 0 is that of the dead
-    found = torch.bincount(keys, minlength=256)
-    found[0] = 0
+def _masks_from(
+    keys: Sequence[Tensor],
+    count: int,
+    alive: Sequence[Tensor | None],
+    living: int,
+    generator: torch.Generator | None,
+) -> list[Tensor]:
+    """Turns random bytes, 0 where nothing lives, into masks in which `count` of the living entries are False."""
+    home = keys[0].device
+    found = torch.stack([torch.bincount(key.flatten(), minlength=256).to(home) for key in keys]).sum(0)
+    found[0] -= sum(key.numel() for key in keys) - living
     upto = found.cumsum(0)
     byte = int(torch.searchsorted(upto, count))
-    ties = _positions(keys, byte)
-    keep = keys.gt_(byte).view(torch.bool)
-    order = torch.randperm(len(ties), generator=generator, device=device)
-    keep[ties[order[: int(upto[byte]) - count]]] = True
-    return keep
+    pieces, ties = list(_pieces(keys, alive, keys)), []
+    for piece in pieces:
+        key = as_array(piece.mask)
+        ties.append(positions(piece.living(key == byte)))
+        key[...] = key > byte
+    spared = _chosen(sum(map(len, ties)), int(upto[byte]) - count, generator, home)
+    for piece, places, part in zip(pieces, ties, torch.split(spared, [len(places) for places in ties]), strict=True):
+        piece.mask.put_(places, part.to(piece.mask))
+    return [key.view(torch.bool) for key in keys]
 
 
-def _positions(keys: Tensor, byte: int) -> Tensor:
-    size = _piece_size(keys)
-    parts = enumerate(torch.split(keys, size))
-    return torch.cat([(part == byte).nonzero().view(-1).add_(place * size) for place, part in parts])
+def _chosen(size: int, number: int, generator: torch.Generator | None, home: torch.device) -> Tensor:
+    """A boolean vector in which a random `number` of entries is true."""
+    order = torch.randperm(size, generator=generator, device=home if generator is None else generator.device)
+    return torch.zeros(size, dtype=torch.bool, device=home).index_fill_(0, order[:number].to(home), True)

@@ -1,7 +1,8 @@
 """Which entries to prune: time and memory of the choice, against torch.nn.utils.prune and one pass over the weights.
 
 Both sides get the same weights, in ten layers, and prune a fifth of what is left of them. Ours is timed from the
-weights to the masks; torch's as its public functions do it, on modules made beforehand. "pass" is
+weights to the masks, as an event of a fit makes them; "documented layout" and torch's are timed as the public functions
+do it, on modules made beforehand. "pass" is
 ``weight.abs() > threshold`` over all layers, the least that magnitude pruning must do. Memory is the peak over what
 there was before, the result included, as a multiple of the weights' bytes.
 
@@ -19,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from lightning_prune.prune import L1Unstructured, custom_from_mask, global_unstructured
 from lightning_prune.prune.norms import channel_norms
 from lightning_prune.prune.selection import keep_masks, random_keep_masks
-from tests.benchmarks.measure import Run, interleaved, peak_memory, print_table
+from tests.benchmarks.measure import Prepare, Run, interleaved, peak_memory, print_table
 
 LAYERS = 10
 COLUMNS = 1000
@@ -38,11 +40,8 @@ class Case(NamedTuple):
     name: str
     weights: list[Tensor]
     alive: list[Tensor] | None
-    ours: Run
+    prepare_ours: Prepare
     theirs: Callable[[list[nn.Module]], object]
-
-    def prepare_ours(self) -> Run:
-        return self.ours
 
     def prepare_theirs(self) -> Run:
         return partial(self.theirs, _modules(self.weights, self.alive))
@@ -51,13 +50,15 @@ class Case(NamedTuple):
         return lambda: [weight.abs() > 1.0 for weight in self.weights]
 
 
-def _modules(weights: list[Tensor], alive: list[Tensor] | None) -> list[nn.Module]:
+def _modules(
+    weights: list[Tensor], alive: list[Tensor] | None, from_mask: Callable[..., object] = prune.custom_from_mask
+) -> list[nn.Module]:
     modules: list[nn.Module] = []
     for index, weight in enumerate(weights):
         module = nn.Module()
         module.weight = nn.Parameter(weight)
         if alive is not None:
-            prune.custom_from_mask(module, "weight", alive[index])  # type: ignore[no-untyped-call]
+            from_mask(module, "weight", alive[index])
         modules.append(module)
     return modules
 
@@ -87,13 +88,19 @@ def _unstructured(weights: list[Tensor], alive: list[Tensor] | None, when: str) 
     def global_random() -> Masks:
         return random_keep_masks(weights, total, alive=masks)
 
-    yield Case(f"global L1, {when}", weights, alive, global_l1, partial(_torch_global, prune.L1Unstructured))
-    yield Case(f"local L1, {when}", weights, alive, local, partial(_torch_each, prune.l1_unstructured))
-    yield Case(f"random, {when}", weights, alive, global_random, partial(_torch_each, prune.random_unstructured))
+    def documented() -> Run:
+        return partial(_global, global_unstructured, L1Unstructured, _modules(weights, alive, custom_from_mask))
+
+    torch_global = partial(_global, prune.global_unstructured, prune.L1Unstructured)
+    yield Case(f"global L1, {when}", weights, alive, lambda: global_l1, torch_global)
+    yield Case(f"documented layout, {when}", weights, alive, documented, torch_global)
+    yield Case(f"local L1, {when}", weights, alive, lambda: local, partial(_torch_each, prune.l1_unstructured))
+    random_each = partial(_torch_each, prune.random_unstructured)
+    yield Case(f"random, {when}", weights, alive, lambda: global_random, random_each)
 
 
-def _torch_global(method: type, modules: list[nn.Module]) -> None:
-    prune.global_unstructured([(module, "weight") for module in modules], method, amount=AMOUNT)
+def _global(function: Callable[..., object], method: type, modules: list[nn.Module]) -> None:
+    function([(module, "weight") for module in modules], method, amount=AMOUNT)
 
 
 def _torch_each(function: Callable[..., object], modules: list[nn.Module], **options: int) -> None:
@@ -105,7 +112,7 @@ def _structured(weights: list[Tensor], dim: int) -> Case:
     def ours() -> list[Masks]:
         return [keep_masks([channel_norms(w, 2, dim)], round(AMOUNT * w.shape[dim])) for w in weights]
 
-    return Case(f"L2 dim={dim}", weights, None, ours, partial(_torch_each, prune.ln_structured, n=2, dim=dim))
+    return Case(f"L2 dim={dim}", weights, None, lambda: ours, partial(_torch_each, prune.ln_structured, n=2, dim=dim))
 
 
 def measure(case: Case, rounds: int) -> list[str]:

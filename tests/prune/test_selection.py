@@ -39,7 +39,6 @@ def _tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors go through pieces, samples, misleading samples and bisection as large ones do."""
     monkeypatch.setattr(selection, "_PIECE_CPU", 101)
     monkeypatch.setattr(selection, "_DIRECT", 20)
-    monkeypatch.setattr(selection, "_SAMPLE", 16)
 
 
 # Random cases
@@ -135,9 +134,9 @@ SIZE = 400_000
 
 
 def misleading(x: Tensor) -> Tensor:
-    halves = x.clone().view(2, -1)
-    halves[:, 8::17] = 1  # the entries that are sampled
-    return halves.view(-1)
+    pieces = x.clone().view(4, -1)
+    pieces[:, 38::77] = 1  # the entries that are sampled
+    return pieces.view(-1)
 
 
 LARGE: dict[str, Callable[[Tensor], Tensor]] = {
