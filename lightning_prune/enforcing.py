@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from lightning_prune.erasing import fill_second_moments
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.masking import widened, write_zeros
+from lightning_prune.prune.masking import write_zeros
 from lightning_prune.prune.sharding import local
 from lightning_prune.run import PruningRun
 from lightning_prune.targets import Target
@@ -58,7 +58,6 @@ class Enforcement:
         self._run = run
         self._in_place = run.layout is Layout.IN_PLACE
         self._handles: list[Any] = []
-        self._masks: dict[str, tuple[Tensor, Tensor]] = {}  # of each target, with its form that zeros are written by
 
     def start(self, optimizers: Iterable[Optimizer]) -> None:
         """Follows the steps of all optimizers from now on.
@@ -91,7 +90,7 @@ class Enforcement:
         """Follows no optimizer any more."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._masks = [], {}
+        self._handles = []
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -102,13 +101,8 @@ class Enforcement:
 
     def _mask(self, target: Target, tensor: Tensor | None) -> None:
         alive = target.alive
-        if alive is None or tensor is None:
-            return
-        known, mask = self._masks.get(target.name, (None, alive))
-        if known is not alive:  # a new one after each event
-            mask = widened(local(alive), local(tensor.detach()))
-            self._masks[target.name] = (alive, mask)
-        write_zeros(local(tensor.detach()), mask)
+        if alive is not None and tensor is not None:
+            write_zeros(local(tensor), local(alive))
 
 
 def _require_hooks(optimizers: Iterable[object]) -> None:

@@ -6,7 +6,8 @@ So there the same values come from kernels that are vectorized:
 
 * the gradient of ReLU, ``threshold_backward(w, mask, 0)``, which is ``where(mask > 0, w, 0)`` for a mask in the
   dtype of ``w``; of a boolean mask below 2**18 entries such a form is kept;
-* the product of the bits of ``w``, taken as integers, with a mask of 0 and 1.
+* the product of the bits of ``w``, taken as integers, with a mask of 0 and 1; on one thread numpy's, which widens the
+  mask piece by piece in the cache and takes half to three quarters of the time of torch's.
 
 Everything else (other devices, complex numbers, tensor subclasses, tracers, compilers, ``torch.func``) gets
 ``torch.where``.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
@@ -71,7 +73,7 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
 
     Args:
         tensor: Any tensor.
-        mask: Boolean, its shape, on its device; or what :func:`widened` makes of that.
+        mask: Boolean, its shape, on its device.
 
     Example:
         >>> weight = torch.tensor([1.0, torch.nan])
@@ -80,25 +82,10 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
         tensor([1., 0.])
     """
     if not _has_bits(tensor):
-        tensor.detach().masked_fill_(mask == 0, 0)
+        tensor.detach().masked_fill_(~mask, 0)
         return
-    for bits, keep in _pieces(tensor, mask):
-        bits.mul_(keep)
-
-
-@torch.no_grad()
-def widened(mask: Tensor, tensor: Tensor) -> Tensor:
-    """A mask for :func:`write_zeros` that takes less time, and as much memory as the tensor, if that is small on a CPU.
-
-    Args:
-        mask: Boolean.
-        tensor: What zeros will be written into, many times.
-
-    Returns:
-        A new mask of integers as wide as the entries of the tensor, or the mask itself.
-    """
-    small = tensor.numel() < _PIECE and _has_bits(tensor) and tensor.is_cpu
-    return mask.to(_BITS[tensor.element_size()]) if small else mask
+    bits = _bits(tensor)
+    _multiply(bits, mask, bits)
 
 
 def zero_under(tensor: Tensor, mask: Tensor) -> bool:
@@ -119,6 +106,21 @@ def zero_under(tensor: Tensor, mask: Tensor) -> bool:
     )
 
 
+def _multiply(bits: Tensor, mask: Tensor, out: Tensor) -> None:
+    """The product of bits with a boolean mask, written into a tensor that may be the bits themselves."""
+    if bits.is_cpu and torch.get_num_threads() == 1:
+        np.multiply(bits.numpy(), mask.numpy(), out=out.numpy())
+        torch.autograd.graph.increment_version(out)
+    elif out is bits:
+        out.mul_(mask)
+    else:
+        out.copy_(mask).mul_(bits)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().view(_BITS[tensor.element_size()])
+
+
 def _any_nonzero(bits: Tensor, dtype: torch.dtype) -> bool:
     """Whether any number is not 0; looks for bits first, which is fast, and they may be those of -0.0."""
     if bits.is_contiguous() and not bool(bits.view(-1).view(torch.uint8).amax()):
@@ -128,7 +130,7 @@ def _any_nonzero(bits: Tensor, dtype: torch.dtype) -> bool:
 
 def _pieces(tensor: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     """Bits of the tensor, as views, with their masks: in pieces of the order of memory, or else as a whole."""
-    bits = tensor.detach().view(_BITS[tensor.element_size()])
+    bits = _bits(tensor)
     if bits.numel() <= _PIECE or not (bits.is_contiguous() and mask.is_contiguous()):
         return [(bits, mask)]
     return zip(torch.split(bits.view(-1), _PIECE), torch.split(mask.view(-1), _PIECE), strict=True)
@@ -144,9 +146,10 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _transformed(tensor: Tensor) -> bool:
-    """Whether a compiler, a tracer, a transform of ``torch.func`` or a batch of gradients is at work."""
+    """Whether a compiler, a tracer, a mode, a transform of ``torch.func`` or a batch of gradients is at work."""
     return bool(
         torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(tensor)
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -157,16 +160,12 @@ class _MaskedBits(torch.autograd.Function):
     """The product of bits with a boolean mask, which takes a byte per weight from the forward to the backward."""
 
     @staticmethod
-    def forward(tensor: Tensor, mask: Tensor) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.save_for_forward(mask)
         value = torch.empty_like(tensor)
-        bits = value.view(_BITS[tensor.element_size()])
-        bits.copy_(mask).mul_(tensor.view(bits.dtype))
+        _multiply(_bits(tensor), mask, _bits(value))
         return value
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.save_for_forward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

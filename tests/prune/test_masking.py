@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,18 +15,22 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_prune.prune import masking
-from lightning_prune.prune.masking import masked, widened, write_zeros, zero_under
+from lightning_prune.prune.masking import masked, write_zeros, zero_under
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [*FLOATS, torch.complex64, torch.complex128]
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-40, 3.4e38, 1.0, -2.5)
 
 
-@pytest.fixture(params=[4, 2**18], ids=["large", "small"], autouse=True)
-def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+@pytest.fixture(params=[(4, 1), (4, 2), (2**18, 1)], ids=["large", "large, two threads", "small"], autouse=True)
+def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Tensors of the tests are large, and cut into pieces of 4, or small."""
-    monkeypatch.setattr(masking, "_PIECE", request.param)
-    return int(request.param)
+    piece, threads = request.param
+    before = torch.get_num_threads()
+    monkeypatch.setattr(masking, "_PIECE", piece)
+    torch.set_num_threads(threads)
+    yield piece
+    torch.set_num_threads(before)
 
 
 def values(dtype: torch.dtype, shape: tuple[int, ...] = (6, 5)) -> Tensor:
@@ -70,10 +74,9 @@ def test_any_bits(data: st.DataObject, dtype: torch.dtype, size: int) -> None:
     raw = data.draw(st.binary(min_size=width * size, max_size=width * size))
     tensor = torch.frombuffer(bytearray(raw), dtype=dtype)
     keep = torch.tensor(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-    for mask in (keep, widened(keep, tensor)):
-        written = tensor.clone()
-        write_zeros(written, mask)
-        assert_same_bits(written, expected(tensor, keep))
+    written = tensor.clone()
+    write_zeros(written, keep)
+    assert_same_bits(written, expected(tensor, keep))
     assert torch.equal(masked(tensor, keep), expected(tensor, keep)) or bool(tensor[keep].isnan().any())
     assert zero_under(tensor, keep) == (int(tensor[~keep].count_nonzero()) == 0)
 
@@ -183,14 +186,6 @@ def test_a_hidden_number_is_found_wherever_it_is(hidden: float, place: int) -> N
     tensor[place] = hidden
     assert not zero_under(tensor, mask)
     assert not zero_under(tensor.view(5, 6).t(), mask.view(5, 6).t())
-
-
-def test_small_tensors_alone_have_wide_masks(piece: int) -> None:
-    mask, weight = torch.rand(6, 5) < 0.5, torch.ones(6, 5, dtype=torch.bfloat16)
-    wide = widened(mask, weight)
-    assert wide.dtype is (torch.bool if piece == 4 else torch.int16)
-    write_zeros(weight, wide)
-    assert torch.equal(weight, mask.to(torch.bfloat16))
 
 
 def test_what_is_kept_of_a_mask_follows_the_mask() -> None:
