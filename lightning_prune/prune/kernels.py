@@ -36,17 +36,24 @@ def count_true(mask: Array) -> int:
     return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else mask.count_nonzero())
 
 
-def positions(mask: Array) -> Tensor:
+def positions(mask: Array) -> Array:
     """Where a boolean array is true: indices into its entries in row-major order, ascending.
 
     Example:
         >>> positions(torch.tensor([[True, False], [False, True]]))
         tensor([0, 3])
     """
-    found = np.flatnonzero(mask) if isinstance(mask, np.ndarray) else mask.flatten().nonzero().view(-1)
-    return torch.as_tensor(found)
+    return np.flatnonzero(mask) if isinstance(mask, np.ndarray) else mask.flatten().nonzero().view(-1)
 
 
-def take(values: Array, places: Tensor) -> Tensor:
-    """Entries at indices in row-major order."""
-    return torch.as_tensor(values.take(as_array(places)))
+def put(tensor: Tensor, places: Array, values: Array) -> None:
+    """Writes values, which may be of another device or dtype, at indices in row-major order.
+
+    Example:
+        >>> mask = torch.tensor([[True, True], [True, True]])
+        >>> put(mask, torch.tensor([0, 3]), torch.tensor([False, False]))
+        >>> mask
+        tensor([[False,  True],
+                [ True, False]])
+    """
+    tensor.put_(torch.as_tensor(places, device=tensor.device), torch.as_tensor(values).to(tensor))

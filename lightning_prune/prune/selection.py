@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels import Array, as_array, count_true, positions, take
+from lightning_prune.prune.kernels import Array, as_array, count_true, positions, put
 
 __all__ = ["keep_masks", "random_keep_masks"]
 
@@ -35,6 +35,10 @@ _BELOW_ALL = -1.0  # less than every magnitude
 _WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
+class _NaNError(Exception):
+    """A living entry is not a number."""
+
+
 class _Piece(NamedTuple):
     """The same few rows of a score tensor, of its living entries and of the mask to fill."""
 
@@ -44,7 +48,10 @@ class _Piece(NamedTuple):
     dtype: torch.dtype
 
     def magnitude(self) -> Array:
-        return abs(as_array(self.score if self.score.dtype is self.dtype else self.score.abs().to(self.dtype)))
+        magnitude = abs(as_array(self.score if self.score.dtype is self.dtype else self.score.abs().to(self.dtype)))
+        if math.isnan(magnitude.max()) and self.living(magnitude != magnitude).any():
+            raise _NaNError
+        return magnitude
 
     def living(self, condition: Array) -> Array:
         """A condition, where an entry takes part."""
@@ -89,10 +96,12 @@ def keep_masks(
     scores = [score.detach() for score in scores]
     alive = _checked_alive(scores, alive)
     living = _checked_living(scores, alive, count)
-    _refuse_nan(scores, alive, names)
     masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]
     pieces = list(_pieces(scores, alive, masks))
-    _fill_masks(pieces, count, living)
+    try:
+        _fill_masks(pieces, count, living)
+    except _NaNError:
+        raise ValueError(_first_nan(scores, alive, names)) from None
     return masks
 
 
@@ -162,17 +171,15 @@ def _checked_living(tensors: Sequence[Tensor], alive: Sequence[Tensor | None], c
     return living
 
 
-def _refuse_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names: Sequence[str] | None) -> None:
-    for index, (score, mask) in enumerate(zip(scores, alive, strict=True)):
-        # A sum without NaN proves that there is none; a sum with NaN may also come from inf - inf or dead entries.
-        if not score.sum().isnan():
-            continue
-        found = sum(
-            count_true(piece.living(as_array(piece.score.isnan()))) for piece in _pieces([score], [mask], [score])
-        )
-        if found:
-            name = names[index] if names is not None else f"tensor {index}"
-            raise ValueError(f"{name}: {found} of {score.numel()} entries are NaN and cannot be ranked")
+def _first_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names: Sequence[str] | None) -> str:
+    """Which is the first tensor with a NaN among its living entries, and how many it has."""
+    counts = [
+        int((score.isnan() if mask is None else score.isnan() & mask).sum())
+        for score, mask in zip(scores, alive, strict=True)
+    ]
+    index = next(index for index, found in enumerate(counts) if found)
+    name = names[index] if names is not None else f"tensor {index}"
+    return f"{name}: {counts[index]} of {scores[index].numel()} entries are NaN and cannot be ranked"
 
 
 def _pieces(scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor]) -> Iterator[_Piece]:
@@ -239,7 +246,7 @@ def _sample(piece: _Piece, step: int) -> Tensor:
 def _select_between(pieces: Sequence[_Piece], count: int, living: int, limit: int, low: float, high: float) -> bool:
     """Fills the masks, if the threshold lies above `low` and up to `high`, where at most `limit` entries do."""
     home = pieces[0].score.device
-    places, values = torch.empty(limit, dtype=torch.int64), torch.empty(limit, dtype=pieces[0].dtype, device=home)
+    places, values = (as_array(torch.empty(limit, dtype=kind, device=home)) for kind in (torch.int64, pieces[0].dtype))
     upto_low, ends = living, [0]
     for piece in pieces:
         magnitude = piece.magnitude()
@@ -250,14 +257,13 @@ def _select_between(pieces: Sequence[_Piece], count: int, living: int, limit: in
         start, end = ends[-1], ends[-1] + len(between)
         if end > limit:
             return False
-        places[start:end], values[start:end] = between, take(magnitude, between)
+        places[start:end], values[start:end] = between, magnitude.take(between)
         ends.append(end)
     if not upto_low < count <= upto_low + ends[-1]:
         return False
-    keep = _largest(values[: ends[-1]], count - upto_low)
+    kept = _largest(torch.as_tensor(values[: ends[-1]]), count - upto_low)
     for piece, (start, end) in zip(pieces, itertools.pairwise(ends), strict=True):
-        device = piece.mask.device
-        piece.mask.put_(places[start:end].to(device), keep[start:end].to(device))
+        put(piece.mask, places[start:end], kept[start:end])
     return True
 
 
@@ -314,7 +320,7 @@ def _write_masks(pieces: Sequence[_Piece], value: float, spared: int) -> None:
         as_array(piece.mask)[...] = piece.living(magnitude > value)
         if spared:
             ties = positions(piece.living(magnitude == value))[-spared:]
-            piece.mask.put_(ties, torch.ones_like(ties, dtype=torch.bool))
+            put(piece.mask, ties, torch.ones(len(ties), dtype=torch.bool))
             spared -= len(ties)
 
 
@@ -346,7 +352,7 @@ def _masks_from(
         key[...] = key > byte
     spared = _chosen(sum(map(len, ties)), int(upto[byte]) - count, generator, home)
     for piece, places, part in zip(pieces, ties, torch.split(spared, [len(places) for places in ties]), strict=True):
-        piece.mask.put_(places, part.to(piece.mask))
+        put(piece.mask, places, part)
     return [key.view(torch.bool) for key in keys]
 
 
