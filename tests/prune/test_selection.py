@@ -123,6 +123,18 @@ def test_random_cases_in_tiny_pieces(first: int) -> None:
         check_random_case(seed)
 
 
+@pytest.fixture
+def _no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is done with tensors, as on accelerators."""
+    monkeypatch.setattr(selection, "as_array", lambda tensor: tensor)
+
+
+@pytest.mark.usefixtures("_tiny_pieces", "_no_arrays")
+def test_random_cases_as_on_accelerators() -> None:
+    for seed in range(3000, 3300):
+        check_random_case(seed)
+
+
 def test_random_cases_in_one_piece() -> None:
     for seed in range(2000, 2800):
         check_random_case(seed)
@@ -164,6 +176,15 @@ def test_large_tensors(name: str) -> None:
     torch.manual_seed(0)
     scores = LARGE[name](torch.randn(SIZE))
     for count in (1, SIZE // 5, SIZE // 2, SIZE - 7):
+        assert_as_by_stable_sort([scores], count)
+
+
+@pytest.mark.usefixtures("_no_arrays")
+@pytest.mark.parametrize("name", ["normal", "equal", "misleading, larger", "transposed"])
+def test_large_tensors_as_on_accelerators(name: str) -> None:
+    torch.manual_seed(0)
+    scores = LARGE[name](torch.randn(SIZE))
+    for count in (1, SIZE // 5, SIZE - 7):
         assert_as_by_stable_sort([scores], count)
 
 
@@ -327,6 +348,16 @@ def test_a_generator_leaves_the_global_one_alone() -> None:
     drawn = [random_keep_masks(like, 9, generator=torch.Generator().manual_seed(5))[0] for _ in range(2)]
     assert torch.equal(*drawn)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_random_masks_as_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    like = [torch.empty(40, 50), torch.empty(7), torch.empty(())]
+    alive = [torch.rand(40, 50) < 0.5, None, None]
+    masks = [random_keep_masks(like, 900, alive=alive, generator=torch.Generator().manual_seed(1))]
+    monkeypatch.setattr(selection, "as_array", lambda tensor: tensor)
+    masks.append(random_keep_masks(like, 900, alive=alive, generator=torch.Generator().manual_seed(1)))
+    assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
+    assert sum(int(mask.sum()) for mask in masks[1]) == int(alive[0].sum()) + 8 - 900
 
 
 def test_random_masks_do_not_depend_on_the_memory_format() -> None:
