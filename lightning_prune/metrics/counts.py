@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
+from lightning_prune.metrics.base import PruningMetric
 from lightning_prune.metrics.functional import count_zeros
 from lightning_prune.patterns import Patterns
 
 
-class _Counting(Metric):
+class _Counting(PruningMetric):
     """Adds up zeros and weights, tensor by tensor, over all models it is shown.
 
     ``compute`` is over all updates since the last ``reset`` and over all processes, as in torchmetrics; calling the
@@ -26,8 +25,6 @@ class _Counting(Metric):
         kwargs: Arguments of ``torchmetrics.Metric``.
     """
 
-    is_differentiable = False
-    full_state_update = False
     zeros: Tensor
     weights: Tensor
     models: Tensor
@@ -62,21 +59,6 @@ class _Counting(Metric):
         self.weights = self.weights + torch.tensor([c.weights for c in counts.values()], device=self.device)
         self.models = self.models + 1
         self.selection = self.selection.new_tensor(zlib.crc32("\n".join(self.names).encode()))
-
-    def plot(self, val: Any = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plots one value or several.
-
-        Args:
-            val: A result of ``compute`` or of calling the metric, or a list of them; ``compute()`` by default.
-            ax: A matplotlib axis; a new one by default.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is missing.
-        """
-        return self._plot(val, ax)
 
 
 class Sparsity(_Counting):

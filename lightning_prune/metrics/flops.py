@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
+from lightning_prune.metrics.base import PruningMetric
 from lightning_prune.prune.models import remove_all
 
 Inputs = Tensor | tuple[Any, ...]
@@ -94,7 +93,7 @@ def _basic_kernels() -> Iterator[None]:
         yield
 
 
-class EffectiveFLOPs(Metric):
+class EffectiveFLOPs(PruningMetric):
     """Operations of a forward pass with nonzero weights; see :func:`effective_flops`.
 
     Args:
@@ -108,9 +107,7 @@ class EffectiveFLOPs(Metric):
         (tensor(160), tensor(0.2500))
     """
 
-    is_differentiable = False
     higher_is_better = False
-    full_state_update = False
     plot_lower_bound = 0.0
     effective: Tensor
     dense: Tensor
@@ -137,18 +134,3 @@ class EffectiveFLOPs(Metric):
         if self.relative:
             return self.effective / self.dense.clamp(min=1)
         return self.effective // self.models.clamp(min=1)
-
-    def plot(self, val: Any = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plots one value or several.
-
-        Args:
-            val: A result of ``compute`` or of calling the metric, or a list of them; ``compute()`` by default.
-            ax: A matplotlib axis; a new one by default.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is missing.
-        """
-        return self._plot(val, ax)

@@ -6,17 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
+from lightning_prune.metrics.base import PruningMetric
 from lightning_prune.metrics.functional import Agreement, Masks, compare_masks
 
 
-class _Comparing(Metric):
+class _Comparing(PruningMetric):
     """Adds up how pairs of masks agree; ``compute`` is over all pairs since the last ``reset``."""
 
-    is_differentiable = False
-    full_state_update = False
     plot_upper_bound = 1.0
     intersection: Tensor
     union: Tensor
@@ -41,21 +38,6 @@ class _Comparing(Metric):
         """
         for name, value in compare_masks(first, second)._asdict().items():
             setattr(self, name, getattr(self, name) + value)
-
-    def plot(self, val: Any = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
-        """Plots one value or several.
-
-        Args:
-            val: A result of ``compute`` or of calling the metric, or a list of them; ``compute()`` by default.
-            ax: A matplotlib axis; a new one by default.
-
-        Returns:
-            Figure and axis.
-
-        Raises:
-            ModuleNotFoundError: If matplotlib is missing.
-        """
-        return self._plot(val, ax)
 
 
 class MaskOverlap(_Comparing):

@@ -93,7 +93,7 @@ def keep_masks(
         >>> [mask.tolist() for mask in masks]
         [[True, False, True], [True, False]]
     """
-    scores = [score.detach() for score in scores]
+    scores = [score.detach().resolve_neg() for score in scores]
     alive = _checked_alive(scores, alive)
     living = _checked_living(scores, alive, count)
     masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]

@@ -147,6 +147,20 @@ def test_the_format_of_memory_is_kept(mask_too: bool) -> None:
         assert result.stride() == (12, 1, 6, 3)
 
 
+def test_the_imaginary_part_of_a_conjugate() -> None:
+    tensor, mask = torch.randn(6, 5, dtype=torch.complex64).conj().imag, torch.rand(6, 5) < 0.5
+    assert tensor.is_neg()
+    wanted = torch.where(mask, tensor, 0)
+    assert torch.equal(masked(tensor, mask), wanted)
+    weight = torch.ones(6, 5, requires_grad=True)
+    masked(weight, mask).backward(tensor)
+    assert torch.equal(weight.grad, wanted)
+    assert not zero_under(tensor, mask)
+    write_zeros(tensor, mask)
+    assert torch.equal(tensor, wanted)
+    assert zero_under(tensor, mask)
+
+
 def test_gradients_that_share_memory() -> None:
     tensor = torch.ones(6, 5, requires_grad=True)
     mask = torch.rand(6, 5) < 0.5

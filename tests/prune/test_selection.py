@@ -91,6 +91,7 @@ SHAPES: list[Callable[[Tensor], Tensor]] = [
     transposed,
     every_other,
     expanded,
+    lambda x: x if x.is_complex() else torch.complex(x.float(), x.float()).conj().imag,
 ]
 DTYPES = [torch.float32] * 3 + [torch.bfloat16, torch.float16, torch.float64, torch.complex64]
 
