@@ -138,13 +138,16 @@ def _pieces(tensor: Tensor, mask: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
 
 def _has_bits(tensor: Tensor) -> bool:
     """Whether the memory holds the bits of the numbers; in the imaginary part of a conjugate the signs are others."""
-    plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_neg()
-    return plain and tensor.is_floating_point() and tensor.element_size() in _BITS
+    return _is_real(tensor) and not tensor.is_neg()
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.is_floating_point() and tensor.element_size() in _BITS
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether this is eager work on real numbers on a CPU."""
-    return tensor.is_cpu and not _transformed(tensor) and _has_bits(tensor)
+    return _is_real(tensor) and tensor.is_cpu and not _transformed(tensor) and not tensor.is_neg()
 
 
 def _transformed(tensor: Tensor) -> bool:
