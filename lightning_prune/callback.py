@@ -72,7 +72,7 @@ class PruningCallback(Callback):
             they became trainable they are pruned with the others, and count for the plan from then on.
         enforce: How masked weights are kept at zero: ``"read"``: whatever is written into the parameter, reading it
             gives zeros; ``"in_place"``: the parameter holds them, its gradient is masked after each backward, and zeros
-            are written again after each step, at the speed and memory of dense training and with the same results.
+            are written again after each step, with the same results, close to dense training in speed and memory.
             Sharded parameters are always kept in place.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
             scores from then on, so that the best checkpoint is one of the highest sparsity reached.
