@@ -240,7 +240,7 @@ class PruningCallback(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
-        self._scores.release()
+        self._scores.on_train_batch_start()
         self._tick(trainer, pl_module)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -355,6 +355,7 @@ class PruningCallback(Callback):
             return
         events = session.carry_out(trainer, pl_module, time, self.due(trainer, time))
         if self.restart_scores and any(event.sparser for event in events):
+            self._scores.on_sparser(trainer)
             self._say.restarted(restart(trainer.callbacks))  # type: ignore[attr-defined]
         for event in events:
             self._say.pruned(event, session.plan.unit)

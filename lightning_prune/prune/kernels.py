@@ -46,14 +46,35 @@ def positions(mask: Array) -> Array:
     return np.flatnonzero(mask) if isinstance(mask, np.ndarray) else mask.flatten().nonzero().view(-1)
 
 
-def put(tensor: Tensor, places: Array, values: Array) -> None:
-    """Writes values, which may be of another device or dtype, at indices in row-major order.
+def kth_smallest(values: Array, k: int) -> float:
+    """The k-th smallest of some values without NaN, counted from 1.
+
+    Example:
+        >>> kth_smallest(torch.tensor([3.0, 1.0, 2.0]), 2)
+        2.0
+    """
+    # Accelerators sort: their ``kthvalue`` is forbidden by ``torch.use_deterministic_algorithms``.
+    return float(np.partition(values, k - 1)[k - 1] if isinstance(values, np.ndarray) else values.sort().values[k - 1])
+
+
+def put(tensor: Tensor, places: Array, values: Array | bool) -> None:
+    """Writes values, which may be on another device, at indices in row-major order.
 
     Example:
         >>> mask = torch.tensor([[True, True], [True, True]])
-        >>> put(mask, torch.tensor([0, 3]), torch.tensor([False, False]))
+        >>> put(mask, torch.tensor([0, 3]), False)
         >>> mask
         tensor([[False,  True],
                 [ True, False]])
     """
-    tensor.put_(torch.as_tensor(places, device=tensor.device), torch.as_tensor(values).to(tensor))
+    array = as_array(tensor)
+    if isinstance(array, np.ndarray):
+        array.put(_on_cpu(places), _on_cpu(values))
+        return
+    # By an index, since ``put_`` is forbidden by ``torch.use_deterministic_algorithms``.
+    index = torch.unravel_index(torch.as_tensor(places, device=tensor.device), tensor.shape)
+    tensor[index] = torch.as_tensor(values, dtype=tensor.dtype, device=tensor.device)
+
+
+def _on_cpu(array: Array | bool) -> Any:
+    return array.cpu().numpy() if isinstance(array, Tensor) else array

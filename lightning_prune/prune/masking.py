@@ -45,18 +45,27 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
         >>> masked(torch.tensor([1.0, torch.inf]), torch.tensor([True, False]))
         tensor([1., 0.])
     """
-    alike = mask.stride() == tensor.stride()  # the threshold kernel gives the format of the mask, which may be another
-    if _is_plain(tensor) and mask.dtype is torch.bool:
-        if not alike or tensor.numel() >= _PIECE:
+    if _is_plain(tensor):
+        numbers = _numbers(mask, tensor)
+        # The threshold kernel gives the format of the mask, and its own strides to dimensions of size 1.
+        if numbers is not None and numbers.stride() == tensor.stride():
+            value: Tensor = _threshold(tensor, numbers, 0)
+            if value.stride() == tensor.stride():
+                return value
+        if mask.dtype is torch.bool:
             return _MaskedBits.apply(tensor, mask)  # type: ignore[no-any-return, no-untyped-call]
-        return _threshold(tensor, _numbers(mask, tensor.dtype), 0)  # type: ignore[no-any-return]
-    if _is_plain(tensor) and mask.dtype is tensor.dtype and alike:
-        return _threshold(tensor, mask, 0)  # type: ignore[no-any-return]
     return torch.where(mask if mask.dtype is torch.bool else mask != 0, tensor, 0)
 
 
-def _numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as 0 and 1 in a dtype, kept as long as the mask lives and is not written into."""
+def _numbers(mask: Tensor, tensor: Tensor) -> Tensor | None:
+    """The mask as 0 and 1 in the dtype of a tensor, if it is that already or small."""
+    if mask.dtype is tensor.dtype:
+        return mask
+    return _known_numbers(mask, tensor.dtype) if mask.dtype is torch.bool and tensor.numel() < _PIECE else None
+
+
+def _known_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as 0 and 1 in a dtype, kept as long as the mask lives and is not written into."""
     if mask.is_inference():
         return mask.to(dtype)
     version, numbers = _known.get(mask, (None, mask))  # type: ignore[no-untyped-call]
@@ -108,13 +117,19 @@ def zero_under(tensor: Tensor, mask: Tensor) -> bool:
 
 def _multiply(bits: Tensor, mask: Tensor, out: Tensor) -> None:
     """The product of bits with a boolean mask, written into a tensor that may be the bits themselves."""
-    if bits.is_cpu and torch.get_num_threads() == 1:
+    if bits.is_cpu and torch.get_num_threads() == 1 and _sees_memory(out):
         np.multiply(bits.numpy(), mask.numpy(), out=out.numpy())
         torch.autograd.graph.increment_version(out)
     elif out is bits:
         out.mul_(mask)
     else:
         out.copy_(mask).mul_(bits)
+
+
+def _sees_memory(tensor: Tensor) -> bool:
+    """Whether numpy may write: no mode or transform wants to know of it, and no two entries share their memory."""
+    watched = torch._C._len_torch_dispatch_stack() or _transformed(tensor)
+    return not watched and 0 not in tensor.stride()
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -151,10 +166,9 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _transformed(tensor: Tensor) -> bool:
-    """Whether a compiler, a tracer, a mode, a transform of ``torch.func`` or a batch of gradients is at work."""
+    """Whether a compiler, a tracer, a transform of ``torch.func`` or a batch of gradients is at work."""
     return bool(
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(tensor)
         or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]

@@ -18,21 +18,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels import Array, as_array, count_true, positions, put
+from lightning_prune.prune.kernels import Array, as_array, count_true, kth_smallest, positions, put
 
 __all__ = ["keep_masks", "random_keep_masks"]
 
 _PIECE_CPU = 1 << 17  # entries: the magnitudes and three masks of a piece stay in a core's L2 cache
 _PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
 _DIRECT = 1 << 13  # up to so many living entries are collected and searched without a sample
-_EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
+_EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
 _BELOW_ALL = -1.0  # less than every magnitude
-_WORD = {torch.float32: torch.int32, torch.float64: torch.int64}
+_WORD: dict[torch.dtype, tuple[type[np.floating[Any]], type[np.integer[Any]]]] = {
+    torch.float32: (np.float32, np.int32),
+    torch.float64: (np.float64, np.int64),
+}
 
 
 class _NaNError(Exception):
@@ -48,7 +52,7 @@ class _Piece(NamedTuple):
     dtype: torch.dtype
 
     def magnitude(self) -> Array:
-        magnitude = abs(as_array(self.score if self.score.dtype is self.dtype else self.score.abs().to(self.dtype)))
+        magnitude = abs(as_array(_real(self.score, self.dtype)))
         if math.isnan(magnitude.max()) and self.living(magnitude != magnitude).any():
             raise _NaNError
         return magnitude
@@ -158,7 +162,7 @@ def _checked_alive(tensors: Sequence[Tensor], alive: Sequence[Tensor | None] | N
             raise ValueError(
                 f"alive[{index}] has shape {tuple(mask.shape)}; its tensor has shape {tuple(tensor.shape)}"
             )
-    return [None if mask is None else mask.detach().to(torch.bool) for mask in alive]
+    return [None if mask is None else mask.detach().as_subclass(Tensor).to(torch.bool) for mask in alive]
 
 
 def _checked_living(tensors: Sequence[Tensor], alive: Sequence[Tensor | None], count: int) -> int:
@@ -209,6 +213,13 @@ def _split(tensor: Tensor, size: int) -> Iterator[Tensor]:
             yield from _split(row, size)
 
 
+def _real(score: Tensor, dtype: torch.dtype) -> Tensor:
+    """Real numbers with the magnitudes of scores; a modulus is NaN if either part is."""
+    if score.is_complex():
+        return score.to(torch.complex128).abs().masked_fill_(score.isnan(), math.nan)
+    return score.to(dtype)
+
+
 def _fill_masks(pieces: Sequence[_Piece], count: int, living: int) -> None:
     if not count:
         _write_masks(pieces, _BELOW_ALL, 0)
@@ -228,8 +239,8 @@ def _bracket(pieces: Sequence[_Piece], quantile: float) -> tuple[float, float]:
     margin = 3 * math.sqrt(size * quantile * (1 - quantile)) + 3
     low, high = math.floor(size * quantile - margin), math.ceil(size * quantile + margin)
     return (
-        float(sample.kthvalue(low).values) if low >= 1 else _BELOW_ALL,
-        float(sample.kthvalue(high).values) if high <= size else math.inf,
+        kth_smallest(as_array(sample), low) if low >= 1 else _BELOW_ALL,
+        kth_smallest(as_array(sample), high) if high <= size else math.inf,
     )
 
 
@@ -239,7 +250,7 @@ def _sample(piece: _Piece, step: int) -> Tensor:
     while math.gcd(step, size) > 1:
         step += 1
     index = torch.arange(min(step, size) // 2, size, step, device=piece.score.device)
-    sample = piece.score.take(index).abs().to(piece.dtype)
+    sample = _real(piece.score.take(index), piece.dtype).abs()
     return sample if piece.alive is None else sample[piece.alive.take(index)]
 
 
@@ -261,18 +272,17 @@ def _select_between(pieces: Sequence[_Piece], count: int, living: int, limit: in
         ends.append(end)
     if not upto_low < count <= upto_low + ends[-1]:
         return False
-    kept = _largest(torch.as_tensor(values[: ends[-1]]), count - upto_low)
+    kept = _largest(values[: ends[-1]], count - upto_low)
     for piece, (start, end) in zip(pieces, itertools.pairwise(ends), strict=True):
         put(piece.mask, places[start:end], kept[start:end])
     return True
 
 
-def _largest(values: Tensor, dropped: int) -> Tensor:
+def _largest(values: Array, dropped: int) -> Array:
     """All but the first `dropped` of a stable sort."""
-    value = values.kthvalue(dropped).values
+    value = kth_smallest(values, dropped)
     keep = values > value
-    ties = (values == value).nonzero().view(-1)
-    keep[ties[dropped - int((values < value).count_nonzero()) :]] = True
+    keep[positions(values == value)[dropped - count_true(values < value) :]] = True
     return keep
 
 
@@ -299,13 +309,13 @@ def _bisect(pieces: Sequence[_Piece], count: int, living: int, limit: int, brack
 
 
 def _bits(magnitude: float, dtype: torch.dtype) -> int:
-    if magnitude == _BELOW_ALL:
-        return -1
-    return int(torch.tensor(magnitude, dtype=dtype).view(_WORD[dtype]))
+    floating, word = _WORD[dtype]
+    return -1 if magnitude == _BELOW_ALL else int(floating(magnitude).view(word))
 
 
 def _number(bits: int, dtype: torch.dtype) -> float:
-    return float(torch.tensor(bits, dtype=_WORD[dtype]).view(dtype)) if bits >= 0 else _BELOW_ALL
+    floating, word = _WORD[dtype]
+    return _BELOW_ALL if bits < 0 else float(word(bits).view(floating))
 
 
 def _upto(pieces: Sequence[_Piece], living: int, pivot: float) -> int:
@@ -320,7 +330,7 @@ def _write_masks(pieces: Sequence[_Piece], value: float, spared: int) -> None:
         as_array(piece.mask)[...] = piece.living(magnitude > value)
         if spared:
             ties = positions(piece.living(magnitude == value))[-spared:]
-            put(piece.mask, ties, torch.ones(len(ties), dtype=torch.bool))
+            put(piece.mask, ties, True)
             spared -= len(ties)
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_prune.prune import masking
 from lightning_prune.prune.masking import masked, write_zeros, zero_under
@@ -179,6 +181,45 @@ def test_the_result_can_be_written_into() -> None:
 def test_a_mask_of_another_dtype_does_not_change_that_of_the_value() -> None:
     value = masked(torch.ones(2, dtype=torch.bfloat16), torch.tensor([1.0, 0.0]))
     assert_same_bits(value, torch.tensor([1.0, 0.0], dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("mask_too", [True, False])
+def test_strides_of_dimensions_of_size_one_are_kept(mask_too: bool) -> None:
+    """Convolutions choose their kernel, and so how they round, by them."""
+    weight = torch.randn(4, 1, 3, 3).to(memory_format=torch.channels_last)
+    mask = torch.rand(4, 1, 3, 3) < 0.5
+    mask = mask.to(memory_format=torch.channels_last) if mask_too else mask
+    assert masked(weight, mask).stride() == weight.stride()
+    assert torch.equal(masked(weight, mask), torch.where(mask, weight, 0))
+
+
+def test_writing_into_shared_memory_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="more than one element"):
+        write_zeros(torch.ones(1).expand(3, 4), torch.rand(3, 4) < 0.5)
+
+
+def test_writing_inside_of_transforms() -> None:
+    mask = torch.rand(4, 3) < 0.5
+
+    def sparse(x: Tensor) -> Tensor:
+        x = x.clone()
+        write_zeros(x, mask)
+        return x
+
+    batch = torch.randn(2, 4, 3)
+    assert torch.equal(torch.func.vmap(sparse)(batch), torch.where(mask, batch, 0))
+    assert torch.equal(make_fx(sparse)(batch[0])(batch[1]), torch.where(mask, batch[1], 0))
+
+
+def test_modes_around_parts_of_a_step() -> None:
+    """What a checkpointed forward saves does not depend on a mode."""
+    weight, mask = torch.randn(6, 5, requires_grad=True), torch.rand(6, 5) < 0.5
+    for numbers in (mask, mask.float()):
+        weight.grad = None
+        value = checkpoint(lambda w, m: masked(w, m) ** 2, weight, numbers, use_reentrant=False)
+        with FlopCounterMode(display=False):
+            value.sum().backward()
+        assert torch.equal(weight.grad, torch.where(mask, 2 * weight, 0))
 
 
 def test_writing_is_seen_by_autograd() -> None:

@@ -18,7 +18,7 @@ def by_stable_sort(scores: Sequence[Tensor], count: int, alive: Alive | None = N
     living = [torch.ones(s.shape, dtype=torch.bool) if a is None else a for s, a in zip(scores, alive, strict=True)]
     keep = torch.cat([mask.reshape(-1) for mask in living])
     where = keep.nonzero().view(-1)
-    magnitudes = torch.cat([score.detach().abs().double().reshape(-1) for score in scores])
+    magnitudes = torch.cat([score.detach().to(torch.complex128).abs().reshape(-1) for score in scores])
     keep[where[magnitudes[where].sort(stable=True).indices[:count]]] = False
     parts = torch.split(keep, [score.numel() for score in scores])
     return [part.view(score.shape) for part, score in zip(parts, scores, strict=True)]
@@ -206,6 +206,27 @@ def test_equal_magnitudes_are_dropped_in_order() -> None:
     assert masks[1].tolist() == [True, True, False]
 
 
+def test_masks_of_a_subclass_say_what_lives() -> None:
+    class Marked(Tensor):
+        pass
+
+    alive = [torch.tensor([True, False, True]).as_subclass(Marked)]
+    assert keep_masks([torch.tensor([3.0, 0.0, 2.0])], 1, alive=alive)[0].tolist() == [True, False, False]
+    assert int(random_keep_masks([torch.empty(3)], 1, alive=alive)[0].sum()) == 1
+
+
+@pytest.mark.parametrize("select", [keep_masks, random_keep_masks])
+def test_under_deterministic_algorithms_and_default_devices(select: Callable[..., list[Tensor]]) -> None:
+    scores = [torch.randn(30_000), torch.randn(40, 50).t(), torch.ones(9, 9)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.device("meta"):
+            masks = select(scores, 20_000)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sum(int(mask.sum()) for mask in masks) == 30_000 + 2_000 + 81 - 20_000
+
+
 def test_order_is_the_logical_one_whatever_the_strides() -> None:
     masks = keep_masks([torch.ones(2, 3).t().contiguous().t()], 4)
     assert masks[0].tolist() == [[False, False, False], [False, True, True]]
@@ -236,6 +257,13 @@ def test_dtypes_are_compared_without_rounding() -> None:
 
 def test_complex_entries_are_ranked_by_modulus() -> None:
     assert keep_masks([torch.tensor([3 + 4j, 4.9 + 0j, 0 - 6j])], 1)[0].tolist() == [True, False, True]
+    assert keep_masks([torch.tensor([3e38 + 3e38j, 2.5e38 + 2.5e38j])], 1)[0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("number", [complex(INF, NAN), complex(NAN, INF), complex(NAN, 0)])
+def test_complex_numbers_with_a_nan_part_cannot_be_ranked(number: complex) -> None:
+    with pytest.raises(ValueError, match="tensor 0: 1 of 2 entries are NaN"):
+        keep_masks([torch.tensor([1 + 0j, number])], 1)
 
 
 def test_infinite_entries_are_the_largest() -> None:
