@@ -102,8 +102,9 @@ def unfinished(run: PruningRun, plan: Plan) -> str | None:
     last, done = plan.last, run.done
     planned = "" if plan.final is None else f" of {plan.final:.4f} planned"
     if last is not None and (done is None or done < last):
+        ended = f"at {plan.unit} {done}" if done is not None else "when it had hardly begun"
         return (
-            f"the fit ended at {plan.unit} {done}, before the last pruning event at {plan.unit} {last}: reached is a "
+            f"the fit ended {ended}, before the last pruning event at {plan.unit} {last}: reached is a "
             f"sparsity of {run.sparsity:.4f}{planned}"
         )
     if plan.final is not None and plan.final * run.total - run.zeros > run.units:

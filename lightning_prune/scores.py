@@ -45,5 +45,7 @@ def _lamp(weight: Tensor) -> Tensor:
     squares = weight.abs().flatten().to(torch.promote_types(weight.abs().dtype, torch.float32)).square()
     values, order = squares.sort(descending=True, stable=True)
     # Of equal weights each stands before itself and those after it, so the largest sum counts all of them.
-    scores = values / values.cumsum(0).clamp_min(torch.finfo(values.dtype).tiny)
+    # Accelerators add up in another order from run to run.
+    sums = values.cpu().cumsum(0).to(values.device)
+    scores = values / sums.clamp_min(torch.finfo(values.dtype).tiny)
     return torch.empty_like(squares).scatter_(0, order, scores).view(weight.shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import nn
 
 from lightning_prune.distributed import require_same, require_same_masks
 from lightning_prune.enforcing import Enforcement
@@ -182,6 +183,7 @@ def new_run(
         ValueError: If a tensor cannot be pruned in this way.
     """
     eventual = [*targets, *frozen]
+    _refuse_sparse_gradients(eventual)
     sharded = any(is_sharded(t.parameter) for t in eventual)
     if sharded:
         pruner = ShardedPruner(pruner.recipe, pruner.budget, pruner.normalize, pruner.final)
@@ -191,6 +193,16 @@ def new_run(
     guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
     layout = Layout.IN_PLACE if sharded or in_place else Layout.KEPT
     return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
+
+
+def _refuse_sparse_gradients(targets: Sequence[Target]) -> None:
+    for target in targets:
+        for module, _ in target.owners:
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+                raise ValueError(
+                    f"'{target.name}' belongs to {type(module).__name__}(sparse=True): a masked tensor has dense "
+                    "gradients only; make it with sparse=False, or leave it out with exclude="
+                )
 
 
 def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[LightningModule, list[Any], list[Any]]:

@@ -109,3 +109,12 @@ def test_a_falling_target_is_refused_before_training(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match=r"falls from 0\.5 at epoch 0 to 0\.4 at epoch 1"):
         trainer(tmp_path, PruningCallback(schedule=schedule, verbose=False), epochs=3).fit(model)
     assert zeros(model) == 0
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_with_sparse_gradients_are_refused(kind: Any, tmp_path: Any) -> None:
+    model = net()
+    model.table = kind(5, 8, sparse=True)
+    with pytest.raises(ValueError, match=r"'table\.weight' belongs to Embedding.*sparse=True.*sparse=False.*exclude"):
+        trainer(tmp_path, PruningCallback(parameters="table.weight", verbose=False)).fit(model)
+    assert zeros(model) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,24 @@ ROWS: dict[str, dict[str, Any]] = {
     "own": {"method": Ranked, "schedule": Linear(**EPOCH_CURVES), "overrides": {"last.weight": 0.3}},
     "kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2)},
 }
+
+
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    """Lightning turns them on for good."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("row", ROWS)
+def test_deterministic_algorithms_change_nothing(tmp_path: Path, row: str) -> None:
+    models = [model(), model()]
+    for deterministic, found in zip((False, True), models, strict=True):
+        callback = PruningCallback(**ROWS[row], seed=3, verbose=False)
+        trainer(tmp_path, callback, epochs=EPOCHS, deterministic=deterministic).fit(found)
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+    assert zeros(models[1]) > 0
 
 
 class Crash(Callback):

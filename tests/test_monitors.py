@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,16 @@ def random_saving(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
             ({"every_n_train_steps": 5, "save_last": True}, {"val_check_interval": 5}),
             ({}, {"val_check_interval": 0.25}),
             ({}, {"check_val_every_n_epoch": 2}),
+            ({"every_n_train_steps": 4, "save_last": True}, {}),
+            ({"every_n_train_steps": 3}, {"accumulate_grad_batches": 2}),
+            ({"every_n_train_steps": 2, "save_last": True}, {"accumulate_grad_batches": 2, "val_check_interval": 0.5}),
+            ({"train_time_interval": timedelta(0)}, {}),
+            ({"train_time_interval": timedelta(0)}, {"val_check_interval": 0.5}),
         ]
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(32))
 def test_l03_every_file_gives_the_score_in_its_name(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     seed_everything(seed)
@@ -98,7 +104,7 @@ def test_l03_every_file_gives_the_score_in_its_name(seed: int, tmp_path: Path) -
     saving, validating = random_saving(rng)
     name = {"filename": "{step}-{val_loss:.17f}", "monitor": "val_loss", "save_top_k": -1, "dirpath": tmp_path}
     checkpoint = ModelCheckpoint(**name, **saving)
-    pruning = PruningCallback(**random_plan(rng), verbose=False)
+    pruning = PruningCallback(**random_plan(rng), allow_unfinished=True, verbose=False)
     trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
     scores = {path: float(score) for path, score in checkpoint.best_k_models.items() if torch.isfinite(score)}
     files = [str(path) for path in tmp_path.glob("step*.ckpt")]
@@ -117,6 +123,32 @@ def test_l04_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
     wanted = round(0.97 * (64 * 32 + 32 * 10))
     assert [zeros(path) for path in checkpoint.best_k_models] == [wanted, wanted]
     assert len(list(tmp_path.glob("*.ckpt"))) == 2
+    assert [float(checkpoint.best_model_score)] == scores_of([checkpoint.best_model_path], validation)
+
+
+@pytest.mark.parametrize("validating", [{}, {"val_check_interval": 0.5}, {"accumulate_grad_batches": 2}])
+def test_saves_by_steps_happen_at_the_next_validation(validating: dict[str, Any], tmp_path: Path) -> None:
+    seed_everything(0)
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", every_n_train_steps=5, save_top_k=-1)
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
+    every = 10 if not validating else 5
+    steps = 20 if "accumulate_grad_batches" in validating else 40
+    assert sorted(int(path.stem.split("step=")[1]) for path in tmp_path.glob("*.ckpt")) == list(
+        range(every, steps + 1, every)
+    )
+
+
+def test_l04_best_is_that_of_its_own_weights_under_accumulation(tmp_path: Path) -> None:
+    """An event at the start of an epoch is before the first step of the optimizer after a validation."""
+    seed_everything(0)
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", every_n_train_steps=5)
+    pruning = PruningCallback(schedule=OneShot(0.95, begin=6), scope="global", verbose=False)
+    fit = trainer(tmp_path, [checkpoint, pruning], max_epochs=9, accumulate_grad_batches=2)
+    fit.fit(Net(), train, validation)
+    assert zeros(checkpoint.best_model_path) == round(0.95 * (64 * 32 + 32 * 10))
     assert [float(checkpoint.best_model_score)] == scores_of([checkpoint.best_model_path], validation)
 
 
@@ -159,6 +191,24 @@ def test_l13_patience_does_not_count_epochs_that_got_sparser(end: int, epochs: i
     fit = trainer(tmp_path, [stopping, pruning], max_epochs=20)
     fit.fit(Worse(), train, validation)
     assert fit.current_epoch == epochs
+
+
+def test_l13_a_score_from_before_an_event_is_not_the_best(tmp_path: Path) -> None:
+    """Asked at the end of each epoch with a validation every third, patience would count against the dense score."""
+    train, validation = loaders()
+
+    class Sparser(Net):
+        def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+            self.log("val_loss", (100.0 if self.current_epoch >= 7 else 1.0) - self.current_epoch / 100)
+
+    stopping = EarlyStopping("val_loss", patience=4, strict=False, check_on_train_epoch_end=True)
+    pruning = PruningCallback(schedule=OneShot(0.9, begin=7), verbose=False)
+    for callbacks in ([stopping, pruning], [pruning, stopping]):
+        fit = trainer(tmp_path, callbacks, max_epochs=15, check_val_every_n_epoch=3)
+        fit.fit(Sparser(), train, validation)
+        assert fit.current_epoch == 15
+        assert float(stopping.best_score) == pytest.approx(100 - 0.14)
+        assert stopping._check_on_train_epoch_end
 
 
 def test_l13_stopping_early_leaves_what_was_reached(tmp_path: Path) -> None:
