@@ -17,51 +17,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_prune.prune.kernels import Array, as_array, count_true, kth_smallest, positions, put
+from lightning_prune.prune.pieces import NaNError, Piece, checked_alive, checked_living, real, split_alike
 
-__all__ = ["keep_masks", "random_keep_masks"]
-
-_PIECE_CPU = 1 << 17  # entries: the magnitudes and three masks of a piece stay in a core's L2 cache
-_PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
 _DIRECT = 1 << 13  # up to so many living entries are collected and searched without a sample
-_EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
 _BELOW_ALL = -1.0  # less than every magnitude
 _WORD: dict[torch.dtype, tuple[type[np.floating[Any]], type[np.integer[Any]]]] = {
     torch.float32: (np.float32, np.int32),
     torch.float64: (np.float64, np.int64),
 }
-
-
-class _NaNError(Exception):
-    """A living entry is not a number."""
-
-
-class _Piece(NamedTuple):
-    """The same few rows of a score tensor, of its living entries and of the mask to fill."""
-
-    score: Tensor
-    alive: Tensor | None
-    mask: Tensor
-    dtype: torch.dtype
-
-    def magnitude(self) -> Array:
-        magnitude = abs(as_array(_real(self.score, self.dtype)))
-        if math.isnan(magnitude.max()) and self.living(magnitude != magnitude).any():
-            raise _NaNError
-        return magnitude
-
-    def living(self, condition: Array) -> Array:
-        """A condition, where an entry takes part."""
-        if self.alive is not None:
-            condition &= as_array(self.alive)
-        return condition
 
 
 def keep_masks(
@@ -98,81 +69,15 @@ def keep_masks(
         [[True, False, True], [True, False]]
     """
     scores = [score.detach().resolve_neg() for score in scores]
-    alive = _checked_alive(scores, alive)
-    living = _checked_living(scores, alive, count)
+    alive = checked_alive(scores, alive)
+    living = checked_living(scores, alive, count)
     masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]
-    pieces = list(_pieces(scores, alive, masks))
+    pieces = list(split_alike(scores, alive, masks))
     try:
         _fill_masks(pieces, count, living)
-    except _NaNError:
+    except NaNError:
         raise ValueError(_first_nan(scores, alive, names)) from None
     return masks
-
-
-def random_keep_masks(
-    like: Sequence[Tensor],
-    count: int,
-    *,
-    alive: Sequence[Tensor | None] | None = None,
-    generator: torch.Generator | None = None,
-) -> list[Tensor]:
-    """Mask out `count` entries, every choice of them being equally likely.
-
-    Each entry draws a random byte, and entries are dropped from the lowest byte up. Only among those that share the
-    byte where the count is reached (one in 256) a random permutation decides.
-
-    Args:
-        like: Tensors whose shapes, devices and memory formats the masks take; their values are not read.
-        count: How many living entries to drop, over all tensors.
-        alive: As for :func:`keep_masks`.
-        generator: Source of the random numbers. Default: torch's global one of the first tensor's device, so
-            ``torch.manual_seed`` reproduces the masks.
-
-    Returns:
-        One bool tensor for each tensor of `like`: True where the entry is kept.
-
-    Raises:
-        ValueError: If `count` is negative or more than the number of living entries, or if the masks do not fit.
-
-    Example:
-        >>> import torch
-        >>> _ = torch.manual_seed(0)
-        >>> masks = random_keep_masks([torch.empty(3, 4), torch.empty(8)], 5)
-        >>> sum(int(mask.sum()) for mask in masks)
-        15
-    """
-    alive = _checked_alive(like, alive)
-    living = _checked_living(like, alive, count)
-    if not like:
-        return []
-    keys = [_random_bytes(tensor, generator) for tensor in like]
-    for key, mask in zip(map(as_array, keys), alive, strict=True):
-        if mask is not None:
-            key *= as_array(mask)
-    return _masks_from(keys, count, alive, living, generator)
-
-
-def _checked_alive(tensors: Sequence[Tensor], alive: Sequence[Tensor | None] | None) -> Sequence[Tensor | None]:
-    if alive is None:
-        return [None] * len(tensors)
-    if len(alive) != len(tensors):
-        raise ValueError(f"alive has {len(alive)} masks for {len(tensors)} tensors; give one, or None, for each")
-    for index, (tensor, mask) in enumerate(zip(tensors, alive, strict=True)):
-        if mask is not None and mask.shape != tensor.shape:
-            raise ValueError(
-                f"alive[{index}] has shape {tuple(mask.shape)}; its tensor has shape {tuple(tensor.shape)}"
-            )
-    return [None if mask is None else mask.detach().as_subclass(Tensor).to(torch.bool) for mask in alive]
-
-
-def _checked_living(tensors: Sequence[Tensor], alive: Sequence[Tensor | None], count: int) -> int:
-    living = sum(
-        tensor.numel() if mask is None else count_true(as_array(mask))
-        for tensor, mask in zip(tensors, alive, strict=True)
-    )
-    if not 0 <= count <= living:
-        raise ValueError(f"cannot drop {count} entries: the number must be from 0 to the {living} that are left")
-    return living
 
 
 def _first_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names: Sequence[str] | None) -> str:
@@ -186,41 +91,7 @@ def _first_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names: 
     return f"{name}: {counts[index]} of {scores[index].numel()} entries are NaN and cannot be ranked"
 
 
-def _pieces(scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor]) -> Iterator[_Piece]:
-    dtype = torch.float32 if all(score.dtype in _EXACT_IN_FLOAT32 for score in scores) else torch.float64
-    for score, living, mask in zip(scores, alive, masks, strict=True):
-        size = _piece_size(score)
-        livings = itertools.repeat(None) if living is None else _split(living, size)
-        for part, living_part, mask_part in zip(_split(score, size), livings, _split(mask, size), strict=False):
-            yield _Piece(part, living_part, mask_part, dtype)
-
-
-def _piece_size(tensor: Tensor) -> int:
-    return _PIECE_CPU if tensor.device.type == "cpu" else _PIECE_DEVICE
-
-
-def _split(tensor: Tensor, size: int) -> Iterator[Tensor]:
-    """Views of at most `size` entries in row-major order; where they are cut depends on the shape only."""
-    parts = math.ceil(tensor.numel() / size)
-    if parts == 0:
-        return
-    if parts == 1:
-        yield tensor.view(1) if tensor.dim() == 0 else tensor
-    elif parts <= len(tensor):
-        yield from torch.split(tensor, len(tensor) // parts)
-    else:
-        for row in tensor:
-            yield from _split(row, size)
-
-
-def _real(score: Tensor, dtype: torch.dtype) -> Tensor:
-    """Real numbers with the magnitudes of scores; a modulus is NaN if either part is."""
-    if score.is_complex():
-        return score.to(torch.complex128).abs().masked_fill_(score.isnan(), math.nan)
-    return score.to(dtype)
-
-
-def _fill_masks(pieces: Sequence[_Piece], count: int, living: int) -> None:
+def _fill_masks(pieces: Sequence[Piece], count: int, living: int) -> None:
     if not count:
         _write_masks(pieces, _BELOW_ALL, 0)
         return
@@ -230,7 +101,7 @@ def _fill_masks(pieces: Sequence[_Piece], count: int, living: int) -> None:
         _bisect(pieces, count, living, limit, bracket)
 
 
-def _bracket(pieces: Sequence[_Piece], quantile: float) -> tuple[float, float]:
+def _bracket(pieces: Sequence[Piece], quantile: float) -> tuple[float, float]:
     """Two values that enclose the quantile, but for a chance of about 1 in 400, judged by a sample."""
     # A larger sample takes longer, but leaves less between the ends: n ** (2 / 3) of n entries balance the two.
     step = max(16, round(sum(piece.score.numel() for piece in pieces) ** (1 / 3)))
@@ -244,17 +115,17 @@ def _bracket(pieces: Sequence[_Piece], quantile: float) -> tuple[float, float]:
     )
 
 
-def _sample(piece: _Piece, step: int) -> Tensor:
+def _sample(piece: Piece, step: int) -> Tensor:
     size = piece.score.numel()
     # A step with a factor in common with the row length would visit few of the columns, again and again.
     while math.gcd(step, size) > 1:
         step += 1
     index = torch.arange(min(step, size) // 2, size, step, device=piece.score.device)
-    sample = _real(piece.score.take(index), piece.dtype).abs()
+    sample = real(piece.score.take(index), piece.dtype).abs()
     return sample if piece.alive is None else sample[piece.alive.take(index)]
 
 
-def _select_between(pieces: Sequence[_Piece], count: int, living: int, limit: int, low: float, high: float) -> bool:
+def _select_between(pieces: Sequence[Piece], count: int, living: int, limit: int, low: float, high: float) -> bool:
     """Fills the masks, if the threshold lies above `low` and up to `high`, where at most `limit` entries do."""
     home = pieces[0].score.device
     places, values = (as_array(torch.empty(limit, dtype=kind, device=home)) for kind in (torch.int64, pieces[0].dtype))
@@ -286,7 +157,7 @@ def _largest(values: Array, dropped: int) -> Array:
     return keep
 
 
-def _bisect(pieces: Sequence[_Piece], count: int, living: int, limit: int, bracket: tuple[float, float]) -> None:
+def _bisect(pieces: Sequence[Piece], count: int, living: int, limit: int, bracket: tuple[float, float]) -> None:
     """Fills the masks after counting passes that halve the bit patterns left; starts with the ends of the bracket.
 
     Bit patterns of magnitudes, read as integers, have the order of the magnitudes. The threshold's is above `low`,
@@ -318,12 +189,12 @@ def _number(bits: int, dtype: torch.dtype) -> float:
     return _BELOW_ALL if bits < 0 else float(word(bits).view(floating))
 
 
-def _upto(pieces: Sequence[_Piece], living: int, pivot: float) -> int:
+def _upto(pieces: Sequence[Piece], living: int, pivot: float) -> int:
     """How many living magnitudes are at most `pivot`."""
     return living - sum(count_true(piece.living(piece.magnitude() > pivot)) for piece in pieces)
 
 
-def _write_masks(pieces: Sequence[_Piece], value: float, spared: int) -> None:
+def _write_masks(pieces: Sequence[Piece], value: float, spared: int) -> None:
     """Keep what is above `value`, and the last `spared` of what equals it."""
     for piece in reversed(pieces):
         magnitude = piece.magnitude()
@@ -332,41 +203,3 @@ def _write_masks(pieces: Sequence[_Piece], value: float, spared: int) -> None:
             ties = positions(piece.living(magnitude == value))[-spared:]
             put(piece.mask, ties, True)
             spared -= len(ties)
-
-
-def _random_bytes(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Bytes in the shape and format of a tensor; words are drawn, for a draw takes as long for a byte as for eight."""
-    device = like.device if generator is None else generator.device
-    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=device)
-    words.random_(torch.iinfo(torch.int64).min, None, generator=generator)
-    return torch.empty_like(like, dtype=torch.uint8).copy_(words.view(torch.uint8)[: like.numel()].view(like.shape))
-
-
-def _masks_from(
-    keys: Sequence[Tensor],
-    count: int,
-    alive: Sequence[Tensor | None],
-    living: int,
-    generator: torch.Generator | None,
-) -> list[Tensor]:
-    """Turns random bytes, 0 where nothing lives, into masks in which `count` of the living entries are False."""
-    home = keys[0].device
-    found = torch.stack([torch.bincount(key.flatten(), minlength=256).to(home) for key in keys]).sum(0)
-    found[0] -= sum(key.numel() for key in keys) - living
-    upto = found.cumsum(0)
-    byte = int(torch.searchsorted(upto, count))
-    pieces, ties = list(_pieces(keys, alive, keys)), []
-    for piece in pieces:
-        key = as_array(piece.mask)
-        ties.append(positions(piece.living(key == byte)))
-        key[...] = key > byte
-    spared = _chosen(sum(map(len, ties)), int(upto[byte]) - count, generator, home)
-    for piece, places, part in zip(pieces, ties, torch.split(spared, [len(places) for places in ties]), strict=True):
-        put(piece.mask, places, part)
-    return [key.view(torch.bool) for key in keys]
-
-
-def _chosen(size: int, number: int, generator: torch.Generator | None, home: torch.device) -> Tensor:
-    """A boolean vector in which a random `number` of entries is true."""
-    order = torch.randperm(size, generator=generator, device=home if generator is None else generator.device)
-    return torch.zeros(size, dtype=torch.bool, device=home).index_fill_(0, order[:number].to(home), True)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_prune.prune import selection
-from lightning_prune.prune.selection import keep_masks, random_keep_masks
+from lightning_prune.prune import kernels, pieces, random_selection, selection
+from lightning_prune.prune.random_selection import random_keep_masks
+from lightning_prune.prune.selection import keep_masks
 
 INF, NAN = float("inf"), float("nan")
 Alive = Sequence[Tensor | None]
@@ -37,7 +38,7 @@ def assert_as_by_stable_sort(scores: Sequence[Tensor], count: int, alive: Alive 
 @pytest.fixture
 def _tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors go through pieces, samples, misleading samples and bisection as large ones do."""
-    monkeypatch.setattr(selection, "_PIECE_CPU", 101)
+    monkeypatch.setattr(pieces, "_PIECE_CPU", 101)
     monkeypatch.setattr(selection, "_DIRECT", 20)
 
 
@@ -127,7 +128,8 @@ def test_random_cases_in_tiny_pieces(first: int) -> None:
 @pytest.fixture
 def _no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is done with tensors, as on accelerators."""
-    monkeypatch.setattr(selection, "as_array", lambda tensor: tensor)
+    for module in (kernels, pieces, selection, random_selection):
+        monkeypatch.setattr(module, "as_array", lambda tensor: tensor)
 
 
 @pytest.mark.usefixtures("_tiny_pieces", "_no_arrays")
@@ -379,11 +381,11 @@ def test_a_generator_leaves_the_global_one_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_random_masks_as_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_masks_as_on_accelerators(request: pytest.FixtureRequest) -> None:
     like = [torch.empty(40, 50), torch.empty(7), torch.empty(())]
     alive = [torch.rand(40, 50) < 0.5, None, None]
     masks = [random_keep_masks(like, 900, alive=alive, generator=torch.Generator().manual_seed(1))]
-    monkeypatch.setattr(selection, "as_array", lambda tensor: tensor)
+    request.getfixturevalue("_no_arrays")
     masks.append(random_keep_masks(like, 900, alive=alive, generator=torch.Generator().manual_seed(1)))
     assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
     assert sum(int(mask.sum()) for mask in masks[1]) == int(alive[0].sum()) + 8 - 900
