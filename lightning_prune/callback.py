@@ -228,19 +228,20 @@ class PruningCallback(Callback):
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
         assert self._session is not None
         self._log.start()
+        self._scores = FreshScores()
         self._session.start(trainer, pl_module, self._saved, self.keep_zeros, self._unfinished_is_fine(trainer))
         self._saved = None
         if self._leads(trainer):
+            self._scores.start(trainer)
             self._say.coverage(pl_module, [t for s in self._sessions(trainer) for t in s.run.targets])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
-        self._scores.release()
+        self._scores.on_train_epoch_start()
         self._tick(trainer, pl_module, only="epoch")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
-        self._scores.on_train_batch_start()
         self._tick(trainer, pl_module)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -254,7 +255,7 @@ class PruningCallback(Callback):
         """Says how sparse the model is, and lets no file be ranked by a score of other weights."""
         if self._leads(trainer):
             self._log.batch_end(trainer, self._running(trainer))
-            self._scores.on_train_batch_end(trainer)
+            self._scores.on_train_batch_end()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes which scores a validation during the fit makes."""
@@ -330,17 +331,23 @@ class PruningCallback(Callback):
         """How and when is pruned, in words that are the same in every process."""
         return f"{self.recipe}, {self.budget.scope}: {self.plan}"
 
-    def _sessions(self, trainer: Trainer) -> list[Session]:
-        """Those of all callbacks of this kind, since a model can be pruned by several."""
+    def _at_work(self, trainer: Trainer) -> list[PruningCallback]:
+        """All callbacks of this kind, since a model can be pruned by several."""
         callbacks = [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
-        return [c._session for c in callbacks if c._session is not None]
+        return [c for c in callbacks if c._session is not None]
+
+    def _sessions(self, trainer: Trainer) -> list[Session]:
+        return [c._session for c in self._at_work(trainer) if c._session is not None]
 
     def _running(self, trainer: Trainer) -> Running:
         return [(session.run, session.plan) for session in self._sessions(trainer)]
 
     def _leads(self, trainer: Trainer) -> bool:
         """Whether this is the first of its kind: what concerns the whole Trainer is done once."""
-        return self._session is not None and self._session is self._sessions(trainer)[0]
+        return self._session is not None and self._leader(trainer) is self
+
+    def _leader(self, trainer: Trainer) -> PruningCallback:
+        return self._at_work(trainer)[0]
 
     def _unfinished_is_fine(self, trainer: Trainer) -> bool:
         return self.allow_unfinished or bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
@@ -354,8 +361,10 @@ class PruningCallback(Callback):
         if only not in (None, session.plan.unit) or session.is_past(trainer, time):
             return
         events = session.carry_out(trainer, pl_module, time, self.due(trainer, time))
-        if self.restart_scores and any(event.sparser for event in events):
-            self._scores.on_sparser(trainer)
+        restarts = self.restart_scores and any(event.sparser for event in events)
+        if events:
+            self._leader(trainer)._scores.on_event(trainer, restarts)
+        if restarts:
             self._say.restarted(restart(trainer.callbacks))  # type: ignore[attr-defined]
         for event in events:
             self._say.pruned(event, session.plan.unit)

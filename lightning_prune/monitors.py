@@ -8,10 +8,11 @@ favours early, less sparse epochs; :func:`restart` makes them compare only what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
@@ -43,107 +44,116 @@ def restart(callbacks: Iterable[Callback]) -> list[str]:
 
 
 class FreshScores:
-    """Keeps ``ModelCheckpoint`` from ranking weights by the validation of other weights.
+    """Keeps ``ModelCheckpoint`` from ranking weights by the score of other weights.
 
-    A score is one of other weights as soon as a batch of training began after its validation: that may have moved
-    weights, running statistics and, by an event before it, zeros. A save by such a score is put off to the next
-    validation; ``save_last`` still writes its file at once. After an event ``EarlyStopping`` waits for the next score.
+    A score of a validation is one of other weights as soon as a batch was trained or pruned after it. A save by such a
+    score waits for the next validation; ``save_last`` still writes its file at once. After an event neither
+    ``ModelCheckpoint`` nor ``EarlyStopping`` looks at a score from before it.
+
+    One is made for each fit. While it runs, the methods by which these callbacks save and look are wrapped, so that all
+    happens when Lightning calls them: after all other callbacks, whose states are in the file.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, Tensor] = {}
         self._validated: set[str] = set()
-        self._fresh = False
-        self._held: dict[ModelCheckpoint, tuple[int, float | None]] = {}
-        self._moved: dict[ModelCheckpoint, bool | None] = {}
-        self._last_at: dict[ModelCheckpoint, int] = {}
-        self._waiting: list[EarlyStopping] = []
+        self._fresh = self._begun = self._mixed = False
+        self._at_event: dict[str, Tensor] = {}
+        self._pending: set[ModelCheckpoint] = set()
+        self._at_each: set[ModelCheckpoint] = set()
+        self._wrapped: list[tuple[Callback, str]] = []
+
+    def start(self, trainer: Trainer) -> None:
+        """Wraps the callbacks that compare scores.
+
+        Args:
+            trainer: The Trainer whose fit begins.
+        """
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+                self._wrap(callback, "_save_topk_checkpoint", self._save)
+                self._wrap(callback, "on_validation_end", self._save_what_waited)
+            elif isinstance(callback, EarlyStopping):
+                self._wrap(callback, "_run_early_stopping_check", self._look)
+
+    def close(self) -> None:
+        """Leaves all callbacks as they were."""
+        for callback, name in self._wrapped:
+            vars(callback).pop(name, None)
+        self._wrapped = []
 
     def on_validation_start(self, trainer: Trainer) -> None:
         """Notes which scores there were."""
-        self.release()
-        self._go_on()
         self._before = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Trainer) -> None:
-        """Notes which scores the validation made, and lets saves that waited for it happen."""
+        """Notes which scores the validation made."""
         metrics = trainer.callback_metrics
         self._validated |= {name for name, value in metrics.items() if value is not self._before.get(name)}
         self._before, self._fresh = {}, True
-        for callback in _checkpoints(trainer):
-            if callback._defer_save_until_validation:
-                self._save_after_validation(callback, trainer)
 
-    def on_train_batch_start(self) -> None:
-        """From here on the scores are those of earlier weights."""
-        self.release()
+    def on_train_epoch_start(self) -> None:
+        """Notes that averages over an epoch begin anew."""
+        self._begun = False
+
+    def on_train_batch_end(self) -> None:
+        """Notes that the weights are no longer those of the last validation."""
+        self._fresh, self._begun = False, True
+
+    def on_event(self, trainer: Trainer, sparser: bool) -> None:
+        """Notes that weights were pruned.
+
+        Args:
+            trainer: The Trainer that fits.
+            sparser: Whether scores from before must not compete with those from now on.
+        """
         self._fresh = False
-
-    def on_train_batch_end(self, trainer: Trainer) -> None:
-        """Puts saves by steps and by time off if their score is of earlier weights."""
-        for callback in self._stale(trainer):
-            every, saved_at = callback._every_n_train_steps, callback._last_global_step_saved
-            if every > 0 and trainer.global_step % every == 0 and saved_at != trainer.global_step:
-                self._save_last(callback, trainer)
-                callback._defer_save_until_validation = True
-            self._held[callback] = saved_at, callback._last_time_checked
-            callback._last_global_step_saved = trainer.global_step
+        if sparser:
+            self._at_event, self._mixed = dict(trainer.callback_metrics), self._begun
 
     def on_train_epoch_end(self, trainer: Trainer) -> None:
-        """Moves saves at the end of the training epoch to the end of validations, if their scores differ."""
-        for callback in self._stale(trainer):
-            if self._save_after_validation(callback, trainer):
-                self._save_last(callback, trainer)
+        """Counts averages over an epoch in which an event fell as scores from before it."""
+        if self._mixed:
+            averages = {name: v for name, v in trainer.callback_metrics.items() if name not in self._validated}
+            self._at_event |= averages
+            self._mixed = False
 
-    def on_sparser(self, trainer: Trainer) -> None:
-        """Lets ``EarlyStopping`` wait for a score of the sparser weights."""
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            validated = isinstance(callback, EarlyStopping) and callback.monitor in self._validated
-            if validated and callback._check_on_train_epoch_end:
-                callback._check_on_train_epoch_end = False
-                self._waiting.append(callback)
+    def _wrap(self, callback: Callback, name: str, around: Callable[..., None]) -> None:
+        setattr(callback, name, functools.partial(around, callback, getattr(callback, name)))
+        self._wrapped.append((callback, name))
 
-    def release(self) -> None:
-        """Called once ``ModelCheckpoint`` has had its turn, and before anything else can save."""
-        for callback, (saved_at, looked_at) in self._held.items():
-            callback._last_global_step_saved = saved_at
-            if callback._last_time_checked != looked_at:  # its time interval was over, and it was kept from saving
-                callback._defer_save_until_validation = True
-        self._held = {}
+    def _save(
+        self, callback: ModelCheckpoint, save: Callable[..., None], trainer: Trainer, scores: dict[str, Tensor]
+    ) -> None:
+        outdated = callback.monitor in self._validated and not self._fresh
+        if not outdated and not self._is_from_before(callback, trainer):
+            self._pending.discard(callback)
+            save(trainer, scores)
+            return
+        self._pending.add(callback)
+        if callback._every_n_epochs == 1:  # validations do not fall on the ends of epochs: none of them is left out
+            self._at_each.add(callback)
+        if callback.save_last:
+            callback._last_global_step_saved = trainer.global_step  # only then it goes on to ``save_last``
 
-    def close(self) -> None:
-        """Leaves all callbacks as their user set them up."""
-        self.release()
-        self._go_on()
-        for callback, setting in self._moved.items():
-            callback._save_on_train_epoch_end = setting
-        self._moved, self._last_at = {}, {}
+    def _save_what_waited(
+        self, callback: ModelCheckpoint, go_on: Callable[..., None], trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        waited = callback in self._pending | self._at_each
+        if waited and self._fresh and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            scores = callback._monitor_candidates(trainer)
+            callback._save_topk_checkpoint(trainer, scores)
+            if callback not in self._pending:
+                callback._save_last_checkpoint(trainer, scores)
+                callback._defer_save_until_validation = False
+        go_on(trainer, pl_module)
 
-    def _go_on(self) -> None:
-        for callback in self._waiting:
-            callback._check_on_train_epoch_end = True
-        self._waiting = []
+    def _look(self, callback: EarlyStopping, look: Callable[..., None], trainer: Trainer) -> None:
+        if not self._is_from_before(callback, trainer):
+            look(trainer)
 
-    def _stale(self, trainer: Trainer) -> list[ModelCheckpoint]:
-        """The callbacks whose score is one of a validation of earlier weights."""
-        return [c for c in _checkpoints(trainer) if c.monitor in self._validated and not self._fresh]
-
-    def _save_after_validation(self, callback: ModelCheckpoint, trainer: Trainer) -> bool:
-        """Whether it saved at the end of training epochs; from now on it saves at the end of validations."""
-        if not callback._should_save_on_train_epoch_end(trainer):
-            return False
-        self._moved.setdefault(callback, callback._save_on_train_epoch_end)
-        callback._save_on_train_epoch_end = False
-        return True
-
-    def _save_last(self, callback: ModelCheckpoint, trainer: Trainer) -> None:
-        done = self._last_at.get(callback) == trainer.global_step
-        if callback.save_last and not done and not callback._should_skip_saving_checkpoint(trainer):
-            saved_at = callback._last_global_step_saved
-            callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
-            callback._last_global_step_saved = saved_at
-            self._last_at[callback] = trainer.global_step
-
-
-def _checkpoints(trainer: Trainer) -> list[ModelCheckpoint]:
-    return [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    def _is_from_before(self, callback: ModelCheckpoint | EarlyStopping, trainer: Trainer) -> bool:
+        """Whether a score is one that there was at the last event."""
+        name = str(callback.monitor)
+        now, then = trainer.callback_metrics.get(name), self._at_event.get(name)
+        return now is not None and then is not None and now.data_ptr() == then.data_ptr()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -126,18 +126,23 @@ def test_l04_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
     assert [float(checkpoint.best_model_score)] == scores_of([checkpoint.best_model_path], validation)
 
 
-@pytest.mark.parametrize("validating", [{}, {"val_check_interval": 0.5}, {"accumulate_grad_batches": 2}])
-def test_saves_by_steps_happen_at_the_next_validation(validating: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("validating", "steps"),
+    [
+        ({}, [20, 30, 40]),
+        ({"val_check_interval": 0.5}, [5, 10, 15, 20, 25, 30, 35, 40]),
+        ({"accumulate_grad_batches": 2}, [10, 15, 20]),
+    ],
+)
+def test_saves_by_steps_happen_at_the_next_validation(
+    validating: dict[str, Any], steps: list[int], tmp_path: Path
+) -> None:
     seed_everything(0)
     train, validation = loaders()
     checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", every_n_train_steps=5, save_top_k=-1)
     pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
     trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
-    every = 10 if not validating else 5
-    steps = 20 if "accumulate_grad_batches" in validating else 40
-    assert sorted(int(path.stem.split("step=")[1]) for path in tmp_path.glob("*.ckpt")) == list(
-        range(every, steps + 1, every)
-    )
+    assert sorted(int(path.stem.split("step=")[1]) for path in tmp_path.glob("*.ckpt")) == steps
 
 
 def test_l04_best_is_that_of_its_own_weights_under_accumulation(tmp_path: Path) -> None:
@@ -174,6 +179,102 @@ def test_l04_survives_a_resume(tmp_path: Path) -> None:
     again = trainer(tmp_path, [checkpoint, pruning], max_epochs=6)
     again.fit(Net(), train, validation, ckpt_path=tmp_path / "last.ckpt")
     assert zeros(checkpoint.best_model_path) == round(0.98 * (64 * 32 + 32 * 10))
+
+
+def step_of(path: Path) -> int:
+    return int(torch.load(path, weights_only=True)["global_step"])
+
+
+@pytest.mark.parametrize(
+    ("saving", "fitting", "step"),
+    [
+        ({}, {"max_steps": 15}, 15),
+        ({"save_on_train_epoch_end": True}, {"max_epochs": 3, "check_val_every_n_epoch": 2}, 30),
+        ({"train_time_interval": timedelta(0)}, {"max_steps": 15}, 15),
+        ({"every_n_train_steps": 7}, {"max_steps": 19}, 14),
+    ],
+)
+def test_the_last_file_is_written_at_once_though_the_ranked_one_waits(
+    saving: dict[str, Any], fitting: dict[str, Any], step: int, tmp_path: Path
+) -> None:
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_last=True, save_top_k=-1, **saving)
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    trainer(tmp_path, [pruning, checkpoint], **fitting).fit(Net(), train, validation)
+    assert step_of(tmp_path / "last.ckpt") == step
+    assert all(step_of(path) % 10 == 0 for path in tmp_path.glob("epoch*.ckpt"))
+
+
+class Batches(Callback):
+    """Counts batches in its state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seen": self.seen}
+
+
+def test_files_have_the_states_of_callbacks_after_this_one(tmp_path: Path) -> None:
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", every_n_train_steps=7, save_last=True)
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    trainer(tmp_path, [pruning, checkpoint, Batches()], max_steps=19).fit(Net(), train, validation)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (saved["global_step"], saved["callbacks"]["Batches"]["seen"]) == (14, 14)
+
+
+def test_a_save_of_every_third_epoch_waits_for_the_validation_of_the_fourth(tmp_path: Path) -> None:
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", every_n_epochs=3, save_on_train_epoch_end=True)
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    fit = trainer(tmp_path, [pruning, checkpoint], max_epochs=5, check_val_every_n_epoch=2)
+    fit.fit(Net(), train, validation)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["epoch=3-step=40.ckpt"]
+    assert not checkpoint._defer_save_until_validation
+    assert checkpoint._save_on_train_epoch_end
+
+
+class Trained(Net):
+    """A model that is judged by an average over the batches of an epoch; it gets worse by pruning."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        sparse = bool((self.net[0].weight == 0).any())
+        self.log("average", (100.0 if sparse else 1.0) - self.global_step / 100, on_step=False, on_epoch=True)
+        return loss
+
+
+@pytest.mark.parametrize("plan", [{"epochs": [3]}, {"steps": [33]}])
+def test_l04_averages_over_an_epoch_from_before_an_event_are_not_the_best(plan: dict[str, Any], tmp_path: Path) -> None:
+    train, _ = loaders()
+    checkpoint = ModelCheckpoint(tmp_path, monitor="average", every_n_train_steps=3, filename="{step}")
+    stopping = EarlyStopping("average", patience=2, strict=False, check_on_train_epoch_end=True)
+    fit = trainer(tmp_path, [stopping, checkpoint, PruningCallback(amount=0.9, verbose=False, **plan)], max_epochs=8)
+    fit.fit(Trained(), train)
+    assert fit.current_epoch == 8
+    assert zeros(checkpoint.best_model_path) > 0
+    assert float(checkpoint.best_model_score) > 90
+
+
+def test_scores_of_an_earlier_fit_say_nothing_about_a_second_one(tmp_path: Path) -> None:
+    train, validation = loaders()
+
+    class Both(Net):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("val_loss", loss)
+            return loss
+
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    model = Both()
+    trainer(tmp_path, [pruning], max_epochs=2, enable_checkpointing=False).fit(model, train, validation)
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=-1)
+    trainer(tmp_path, [pruning, checkpoint], max_epochs=2, limit_val_batches=0).fit(model, train)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
 
 
 class Worse(Net):
