@@ -81,6 +81,8 @@ class FreshScores:
         for callback, name in self._wrapped:
             vars(callback).pop(name, None)
         self._wrapped = []
+        self._pending.clear()
+        self._at_each.clear()
 
     def on_validation_start(self, trainer: Trainer) -> None:
         """Notes which scores there were."""
