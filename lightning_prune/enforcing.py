@@ -102,7 +102,7 @@ class Enforcement:
     def _mask(self, target: Target, tensor: Tensor | None) -> None:
         alive = target.alive
         if alive is not None and tensor is not None:
-            write_zeros(local(tensor), local(alive))
+            write_zeros(local(tensor.detach()), local(alive))
 
 
 def _require_hooks(optimizers: Iterable[object]) -> None:
