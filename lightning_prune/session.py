@@ -183,11 +183,12 @@ def new_run(
         ValueError: If a tensor cannot be pruned in this way.
     """
     eventual = [*targets, *frozen]
-    _refuse_sparse_gradients(eventual)
     sharded = any(is_sharded(t.parameter) for t in eventual)
     if sharded:
         pruner = ShardedPruner(pruner.recipe, pruner.budget, pruner.normalize, pruner.final)
-    pruner.check(eventual if join else targets)
+    pruned = eventual if join else targets
+    _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
+    pruner.check(pruned)
     seed = torch.initial_seed() % 2**63 if seed is None else seed
     seed = seed if trainer is None else trainer.strategy.broadcast(seed)
     guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None

@@ -118,3 +118,11 @@ def test_embeddings_with_sparse_gradients_are_refused(kind: Any, tmp_path: Any) 
     with pytest.raises(ValueError, match=r"'table\.weight' belongs to Embedding.*sparse=True.*sparse=False.*exclude"):
         trainer(tmp_path, PruningCallback(parameters="table.weight", verbose=False)).fit(model)
     assert zeros(model) == 0
+
+
+def test_a_frozen_embedding_has_no_sparse_gradients(tmp_path: Any) -> None:
+    model = net()
+    model.table = nn.Embedding(5, 8, sparse=True).requires_grad_(False)
+    chosen = ["table.weight", "first.weight"]
+    trainer(tmp_path, PruningCallback(amount=8, parameters=chosen, epochs=[0], verbose=False), epochs=1).fit(model)
+    assert (zeros(model, "first.weight"), zeros(model, "table.weight")) == (8, 8)
