@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from datetime import timedelta
 from pathlib import Path
@@ -142,7 +143,8 @@ def test_saves_by_steps_happen_at_the_next_validation(
     checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", every_n_train_steps=5, save_top_k=-1)
     pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
     trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
-    assert sorted(int(path.stem.split("step=")[1]) for path in tmp_path.glob("*.ckpt")) == steps
+    assert sorted(step_of(path) for path in tmp_path.glob("*.ckpt")) == steps
+    assert not checkpoint._defer_save_until_validation
 
 
 def test_l04_best_is_that_of_its_own_weights_under_accumulation(tmp_path: Path) -> None:
@@ -203,6 +205,32 @@ def test_the_last_file_is_written_at_once_though_the_ranked_one_waits(
     trainer(tmp_path, [pruning, checkpoint], **fitting).fit(Net(), train, validation)
     assert step_of(tmp_path / "last.ckpt") == step
     assert [step_of(path) for path in tmp_path.glob("epoch*.ckpt")] == ranked
+
+
+def test_where_epochs_end_between_validations_each_of_these_ranks_a_file(tmp_path: Path) -> None:
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", save_on_train_epoch_end=True, save_top_k=-1)
+    pruning = PruningCallback(amount=0.5, epochs=[2], verbose=False)
+    fit = trainer(tmp_path, [pruning, checkpoint], max_epochs=3, val_check_interval=0.4)
+    fit.fit(Net(), train, validation)
+    assert sorted(step_of(path) for path in tmp_path.glob("*.ckpt")) == [14, 18, 24, 28]
+
+
+class Crashing(Net):
+    def on_train_epoch_end(self) -> None:
+        if self.current_epoch == 1:
+            raise RuntimeError("crashed on purpose")
+
+
+@pytest.mark.parametrize("model", [Net, Crashing])
+def test_other_callbacks_are_left_as_they_were(model: type[Net], tmp_path: Path) -> None:
+    train, validation = loaders()
+    others: list[Callback] = [EarlyStopping("val_loss"), ModelCheckpoint(tmp_path, monitor="val_loss")]
+    own = {"log", "log_dict"}  # Lightning's
+    before = [set(vars(callback)) | own for callback in others]
+    with contextlib.suppress(RuntimeError):
+        trainer(tmp_path, [*others, PruningCallback(verbose=False)], max_epochs=2).fit(model(), train, validation)
+    assert [set(vars(callback)) for callback in others] == before
 
 
 class Batches(Callback):
