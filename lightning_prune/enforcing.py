@@ -101,8 +101,11 @@ class Enforcement:
 
     def _mask(self, target: Target, tensor: Tensor | None) -> None:
         alive = target.alive
-        if alive is not None and tensor is not None:
-            write_zeros(local(tensor.detach()), local(alive))
+        if alive is None or tensor is None:
+            return
+        if self._run.sharded:
+            tensor, alive = local(tensor.detach()), local(alive)
+        write_zeros(tensor, alive)
 
 
 def _require_hooks(optimizers: Iterable[object]) -> None:

@@ -66,7 +66,7 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
     """
     for target in targets:
         state: Mapping[str, Any] = optimizer.state.get(target.parameter, {})
-        if target.parameter.is_cpu and "step" in state and int(state["step"]) % every == 1 % every:
+        if "step" in state and target.parameter.is_cpu and int(state["step"]) % every == 1 % every:
             keys = (*_SECOND_MOMENTS, "sum") if isinstance(optimizer, Adagrad) else _SECOND_MOMENTS
             for key in keys:
                 _fill_with_mean(target, state.get(key))

@@ -24,7 +24,13 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 _PIECE = 2**18  # entries whose mask, widened to the size of the weights (1 MiB of float32), stays in the cache
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+_PLAIN = (Tensor, nn.Parameter)
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of small masks, the numbers that the threshold kernel wants
 
@@ -94,7 +100,13 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
         tensor.detach().masked_fill_(~mask, 0)
         return
     bits = _bits(tensor)
-    _multiply(bits, mask, bits)
+    # Of two entries in one place torch says so, numpy would multiply both.
+    if _by_numpy(bits) and not _transformed(tensor) and 0 not in bits.stride():
+        array = bits.numpy()
+        np.multiply(array, mask.numpy(), array)
+        torch.autograd.graph.increment_version(bits)
+    else:
+        bits.mul_(mask)
 
 
 def zero_under(tensor: Tensor, mask: Tensor) -> bool:
@@ -115,25 +127,13 @@ def zero_under(tensor: Tensor, mask: Tensor) -> bool:
     )
 
 
-def _multiply(bits: Tensor, mask: Tensor, out: Tensor) -> None:
-    """The product of bits with a boolean mask, written into a tensor that may be the bits themselves."""
-    if bits.is_cpu and torch.get_num_threads() == 1 and _sees_memory(out):
-        np.multiply(bits.numpy(), mask.numpy(), out=out.numpy())
-        torch.autograd.graph.increment_version(out)
-    elif out is bits:
-        out.mul_(mask)
-    else:
-        out.copy_(mask).mul_(bits)
-
-
-def _sees_memory(tensor: Tensor) -> bool:
-    """Whether numpy may write: no mode or transform wants to know of it, and no two entries share their memory."""
-    watched = torch._C._len_torch_dispatch_stack() or _transformed(tensor)
-    return not watched and 0 not in tensor.stride()
+def _by_numpy(tensor: Tensor) -> bool:
+    """Whether numpy is faster, and no mode of torch wants to know what is written."""
+    return tensor.is_cpu and torch.get_num_threads() == 1 and not torch._C._len_torch_dispatch_stack()
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(_BITS[tensor.element_size()])
+    return tensor.detach().view(_BITS[tensor.dtype])
 
 
 def _any_nonzero(bits: Tensor, dtype: torch.dtype) -> bool:
@@ -157,7 +157,7 @@ def _has_bits(tensor: Tensor) -> bool:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, nn.Parameter) and tensor.is_floating_point() and tensor.element_size() in _BITS
+    return tensor.dtype in _BITS and type(tensor) in _PLAIN
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -171,7 +171,7 @@ def _transformed(tensor: Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._functorch.is_legacy_batchedtensor(tensor)
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or torch._C._is_tracing()
     )
 
 
@@ -183,7 +183,11 @@ class _MaskedBits(torch.autograd.Function):
         ctx.save_for_backward(mask)
         ctx.save_for_forward(mask)
         value = torch.empty_like(tensor)
-        _multiply(_bits(tensor), mask, _bits(value))
+        bits, out = tensor.view(_BITS[tensor.dtype]), value.view(_BITS[tensor.dtype])
+        if _by_numpy(tensor):
+            np.multiply(bits.numpy(), mask.numpy(), out.numpy())
+        else:
+            out.copy_(mask).mul_(bits)
         return value
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,14 +47,19 @@ class Piece(NamedTuple):
         return condition
 
 
-def split_alike(scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor]) -> Iterator[Piece]:
-    """Cuts tensors of the same shapes at the same places, in row-major order."""
+def whole(scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor]) -> list[Piece]:
+    """Tensors that are compared with each other, each in one piece; without those that have no entries."""
     dtype = torch.float32 if all(score.dtype in _EXACT_IN_FLOAT32 for score in scores) else torch.float64
-    for score, living, mask in zip(scores, alive, masks, strict=True):
+    return [Piece(*tensors, dtype) for tensors in zip(scores, alive, masks, strict=True) if tensors[0].numel()]
+
+
+def split(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Cuts the tensors of each piece at the same places, in row-major order."""
+    for score, alive, mask, dtype in pieces:
         size = _piece_size(score)
-        livings = itertools.repeat(None) if living is None else _split(living, size)
-        for part, living_part, mask_part in zip(_split(score, size), livings, _split(mask, size), strict=False):
-            yield Piece(part, living_part, mask_part, dtype)
+        livings = itertools.repeat(None) if alive is None else _split(alive, size)
+        for part in zip(_split(score, size), livings, _split(mask, size), strict=False):
+            yield Piece(*part, dtype)
 
 
 def _piece_size(tensor: Tensor) -> int:
@@ -64,8 +69,6 @@ def _piece_size(tensor: Tensor) -> int:
 def _split(tensor: Tensor, size: int) -> Iterator[Tensor]:
     """Views of at most `size` entries in row-major order; where they are cut depends on the shape only."""
     parts = math.ceil(tensor.numel() / size)
-    if parts == 0:
-        return
     if parts == 1:
         yield tensor.view(1) if tensor.dim() == 0 else tensor
     elif parts <= len(tensor):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels import as_array, positions, put
-from lightning_prune.prune.pieces import checked_alive, checked_living, split_alike
+from lightning_prune.prune.kernels import as_array, count_true, positions, put
+from lightning_prune.prune.pieces import Piece, checked_alive, checked_living, split, whole
 
 
 def random_keep_masks(
@@ -51,7 +51,9 @@ def random_keep_masks(
     for key, mask in zip(map(as_array, keys), alive, strict=True):
         if mask is not None:
             key *= as_array(mask)
-    return _masks_from(keys, count, alive, living, generator)
+    pieces = list(split(whole(keys, alive, keys)))
+    byte, upto = _last_byte(pieces, count, living)
+    return _masks_from(keys, pieces, byte, upto - count, generator)
 
 
 def _random_bytes(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -59,29 +61,39 @@ def _random_bytes(like: Tensor, generator: torch.Generator | None) -> Tensor:
     device = like.device if generator is None else generator.device
     words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=device)
     words.random_(torch.iinfo(torch.int64).min, None, generator=generator)
-    return torch.empty_like(like, dtype=torch.uint8).copy_(words.view(torch.uint8)[: like.numel()].view(like.shape))
+    drawn = words.view(torch.uint8)[: like.numel()].view(like.shape)
+    if device == like.device and drawn.stride() == like.stride():
+        return drawn
+    return torch.empty_like(like, dtype=torch.uint8).copy_(drawn)
+
+
+def _last_byte(pieces: Sequence[Piece], count: int, living: int) -> tuple[int, int]:
+    """The first byte up to which `count` living entries are found or more, and how many."""
+    expected = 256 * count // max(living, 1)  # seldom wrong by more than one
+    low, high, upto_high = -1, 255, living
+    pivots = [expected, expected - 1]
+    while high - low > 1:
+        pivots = [pivot for pivot in pivots if low < pivot < high] or [(low + high) // 2]
+        pivot = pivots.pop()
+        upto = living - sum(count_true(as_array(piece.mask) > pivot) for piece in pieces)
+        if count <= upto:
+            high, upto_high = pivot, upto
+        else:
+            low = pivot
+    return high, upto_high
 
 
 def _masks_from(
-    keys: Sequence[Tensor],
-    count: int,
-    alive: Sequence[Tensor | None],
-    living: int,
-    generator: torch.Generator | None,
+    keys: Sequence[Tensor], pieces: Sequence[Piece], byte: int, spared: int, generator: torch.Generator | None
 ) -> list[Tensor]:
-    """Turns random bytes, 0 where nothing lives, into masks in which `count` of the living entries are False."""
-    home = keys[0].device
-    found = torch.stack([torch.bincount(key.flatten(), minlength=256).to(home) for key in keys]).sum(0)
-    found[0] -= sum(key.numel() for key in keys) - living
-    upto = found.cumsum(0)
-    byte = int(torch.searchsorted(upto, count))
-    pieces, ties = list(split_alike(keys, alive, keys)), []
+    """Turns random bytes, 0 where nothing lives, into masks: True above `byte` and for `spared` of its entries."""
+    ties = []
     for piece in pieces:
         key = as_array(piece.mask)
         ties.append(positions(piece.living(key == byte)))
         key[...] = key > byte
-    spared = _chosen(sum(map(len, ties)), int(upto[byte]) - count, generator, home)
-    for piece, places, part in zip(pieces, ties, torch.split(spared, [len(places) for places in ties]), strict=True):
+    chosen = _chosen(sum(map(len, ties)), spared, generator, keys[0].device)
+    for piece, places, part in zip(pieces, ties, torch.split(chosen, [len(places) for places in ties]), strict=True):
         put(piece.mask, places, part)
     return [key.view(torch.bool) for key in keys]
 

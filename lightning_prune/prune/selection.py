@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.kernels import Array, as_array, count_true, kth_smallest, positions, put
-from lightning_prune.prune.pieces import NaNError, Piece, checked_alive, checked_living, real, split_alike
+from lightning_prune.prune.pieces import NaNError, Piece, checked_alive, checked_living, real, split, whole
 
 _DIRECT = 1 << 13  # up to so many living entries are collected and searched without a sample
 _BELOW_ALL = -1.0  # less than every magnitude
@@ -72,9 +72,8 @@ def keep_masks(
     alive = checked_alive(scores, alive)
     living = checked_living(scores, alive, count)
     masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]
-    pieces = list(split_alike(scores, alive, masks))
     try:
-        _fill_masks(pieces, count, living)
+        _fill_masks(whole(scores, alive, masks), count, living)
     except NaNError:
         raise ValueError(_first_nan(scores, alive, names)) from None
     return masks
@@ -91,21 +90,22 @@ def _first_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names: 
     return f"{name}: {counts[index]} of {scores[index].numel()} entries are NaN and cannot be ranked"
 
 
-def _fill_masks(pieces: Sequence[Piece], count: int, living: int) -> None:
+def _fill_masks(wholes: Sequence[Piece], count: int, living: int) -> None:
+    pieces = list(split(wholes))
     if not count:
         _write_masks(pieces, _BELOW_ALL, 0)
         return
     limit = 2 * _DIRECT + sum(piece.score.numel() for piece in pieces) // 16
-    bracket = (_BELOW_ALL, math.inf) if living <= _DIRECT else _bracket(pieces, count / living)
+    bracket = (_BELOW_ALL, math.inf) if living <= _DIRECT else _bracket(wholes, count / living)
     if not _select_between(pieces, count, living, limit, *bracket):
         _bisect(pieces, count, living, limit, bracket)
 
 
-def _bracket(pieces: Sequence[Piece], quantile: float) -> tuple[float, float]:
+def _bracket(wholes: Sequence[Piece], quantile: float) -> tuple[float, float]:
     """Two values that enclose the quantile, but for a chance of about 1 in 400, judged by a sample."""
     # A larger sample takes longer, but leaves less between the ends: n ** (2 / 3) of n entries balance the two.
-    step = max(16, round(sum(piece.score.numel() for piece in pieces) ** (1 / 3)))
-    sample = torch.cat([_sample(piece, step).to(pieces[0].score.device) for piece in pieces])
+    step = max(16, round(sum(piece.score.numel() for piece in wholes) ** (1 / 3)))
+    sample = torch.cat([_sample(piece, step).to(wholes[0].score.device) for piece in wholes])
     size = len(sample)
     margin = 3 * math.sqrt(size * quantile * (1 - quantile)) + 3
     low, high = math.floor(size * quantile - margin), math.ceil(size * quantile + margin)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 Run = Callable[[], object]
 Prepare = Callable[[], Run]
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
 
 class Timing(NamedTuple):
     """Median of some seconds, and how far apart the shortest and longest were, relative to it."""
@@ -69,6 +71,22 @@ def peak_memory(prepare: Prepare) -> int:
     peak = _status_bytes("VmHWM")
     del result
     return max(0, peak - before)
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep what is freed for later.
+
+    It gives freed memory back to the system only when that lies at the end of its heap. Which contender meets this, and
+    pays for fresh pages in each step, is decided by what others have put there.
+    """
+    library = ctypes.CDLL(None)
+    library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    library.mallopt(_M_MMAP_THRESHOLD, 2**25)
+
+
+def give_back_freed_memory() -> None:
+    """Has the C library give large blocks back to the system as soon as they are freed."""
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
 
 
 def _status_bytes(key: str) -> int:

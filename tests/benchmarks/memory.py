@@ -17,18 +17,17 @@ from pathlib import Path
 import torch
 
 from tests.benchmarks.measure import _status_bytes as status_bytes
-from tests.benchmarks.measure import print_table
+from tests.benchmarks.measure import give_back_freed_memory, print_table
 from tests.benchmarks.models import MLP_60, TRANSFORMER, Workload
 from tests.benchmarks.ways import OPTIMIZERS, WAYS
 
-_M_MMAP_THRESHOLD = -3  # of malloc.h
 HEADER = ["peak memory / weights", *WAYS]
 
 
 def peak(workload: Workload, optimizer: str, name: str) -> float:
     """The peak of training as a multiple of the weights."""
     torch.set_num_threads(1)
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
+    give_back_freed_memory()
     WAYS[name](MLP_60, optimizer).step()  # loads the kernels
     before = _settled()
     way = WAYS[name](workload, optimizer)

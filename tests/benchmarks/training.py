@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from tests.benchmarks.measure import print_table
+from tests.benchmarks.measure import keep_freed_memory, print_table
 from tests.benchmarks.models import CONVNET, MLP_60, MLP_512, TRANSFORMER, Workload
 from tests.benchmarks.paired import Seconds, in_turn, ratio, repeated
 from tests.benchmarks.ways import WAYS
@@ -40,6 +40,7 @@ def measure(workload: Workload, optimizer: str, accumulation: int, quick: bool) 
 
 def main(quick: bool = False) -> None:
     """Prints the table."""
+    keep_freed_memory()
     rows = []
     for workload, optimizer, accumulation in cases(quick):
         seconds = measure(workload, optimizer, accumulation, quick)

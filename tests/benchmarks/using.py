@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from lightning_prune.prune import custom_from_mask
-from tests.benchmarks.measure import Prepare, print_table
+from tests.benchmarks.measure import Prepare, keep_freed_memory, print_table
 from tests.benchmarks.models import CONVNET, MLP_60, MLP_512, TRANSFORMER, Workload
 from tests.benchmarks.paired import in_turn, ratio, repeated
 from tests.benchmarks.ways import WAYS, Dense, Torch, Way
@@ -111,6 +111,7 @@ def documented(workload: Workload, rounds: int) -> list[str]:
 
 def main(quick: bool = False) -> None:
     """Prints the table."""
+    keep_freed_memory()
     rounds = 3 if quick else 20
     small, large = (MLP_60, CONVNET), (MLP_60, MLP_512, CONVNET, TRANSFORMER)
     workloads = small if quick else large
