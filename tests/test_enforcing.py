@@ -42,6 +42,13 @@ class Manual(Net):
             self.optimizers().step()
 
 
+class Skipping(Net):
+    """Has no loss in the batch after which an accumulated step comes."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx == 2 else super().training_step(batch, batch_idx)
+
+
 class TwoOptimizers(Manual):
     """One for each layer, by turns, both seeing the gradients of one backward."""
 
@@ -94,6 +101,7 @@ def plain(state: Any) -> Any:
     return state.tolist() if isinstance(state, Tensor) else state
 
 
+ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}
 TRAININGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD with momentum and decay": (functools.partial(net, optimizer=SGD), {}),
     "AdamW": (functools.partial(net, optimizer=ADAMW), {}),
@@ -103,6 +111,8 @@ TRAININGS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"},
     ),
     "accumulation": (functools.partial(net, optimizer=ADAMW), {"accumulate_grad_batches": 4}),
+    "accumulation with a rest": (functools.partial(net, optimizer=SGD), ACCUMULATED),
+    "accumulation with a batch left out": (functools.partial(Skipping, optimizer=SGD), ACCUMULATED),
     "bf16-mixed": (functools.partial(net, optimizer=SGD), {"precision": "bf16-mixed"}),
     "two steps a batch": (functools.partial(Manual, optimizer=ADAMW), {}),
     "two optimizers": (TwoOptimizers, {}),
