@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakIdKeyDictionary
 
 _PIECE = 2**18  # entries whose mask, widened to the size of the weights (1 MiB of float32), stays in the cache
@@ -59,7 +60,8 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
             if value.stride() == tensor.stride():
                 return value
         if mask.dtype is torch.bool:
-            return _MaskedBits.apply(tensor, mask)  # type: ignore[no-any-return, no-untyped-call]
+            product = _MaskedBits.apply if _derived() else _product
+            return cast(Tensor, product(tensor, mask))
     return torch.where(mask if mask.dtype is torch.bool else mask != 0, tensor, 0)
 
 
@@ -81,6 +83,22 @@ def _known_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
         if type(numbers) is Tensor:
             _known[mask] = (mask._version, numbers)
     return cast(Tensor, numbers)
+
+
+def _derived() -> bool:
+    """Whether derivatives may be wanted; they seldom are in a backward."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
+
+
+def _product(tensor: Tensor, mask: Tensor) -> Tensor:
+    """The product of the bits of a tensor with a boolean mask."""
+    value = torch.empty_like(tensor)
+    bits, out = tensor.view(_BITS[tensor.dtype]), value.view(_BITS[tensor.dtype])
+    if _by_numpy(tensor):
+        np.multiply(bits.numpy(), mask.numpy(), out.numpy())
+    else:
+        out.copy_(mask).mul_(bits)
+    return value
 
 
 def write_zeros(tensor: Tensor, mask: Tensor) -> None:
@@ -176,19 +194,13 @@ def _transformed(tensor: Tensor) -> bool:
 
 
 class _MaskedBits(torch.autograd.Function):
-    """The product of bits with a boolean mask, which takes a byte per weight from the forward to the backward."""
+    """The product with derivatives; it takes a byte per weight from the forward to the backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
         ctx.save_for_forward(mask)
-        value = torch.empty_like(tensor)
-        bits, out = tensor.view(_BITS[tensor.dtype]), value.view(_BITS[tensor.dtype])
-        if _by_numpy(tensor):
-            np.multiply(bits.numpy(), mask.numpy(), out.numpy())
-        else:
-            out.copy_(mask).mul_(bits)
-        return value
+        return _product(tensor, mask)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -11,15 +11,15 @@ from tests.benchmarks.measure import Prepare, Run
 Seconds = dict[str, list[float]]
 
 
-def in_turn(contenders: Mapping[str, Prepare], rounds: int) -> Seconds:
-    """Seconds of processor time of each contender in each round (A, B, A, B, ...), after one that does not count."""
+def in_turn(contenders: Mapping[str, Prepare], rounds: int, warm_up: int = 1) -> Seconds:
+    """Seconds of processor time of each contender in each round (A, B, A, B, ...), after some that do not count."""
     seconds: Seconds = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
+    for turn in range(rounds + warm_up):
         for name, prepare in contenders.items():
             run = prepare()
             start = time.process_time()
             run()
-            if turn:
+            if turn >= warm_up:
                 seconds[name].append(time.process_time() - start)
     return seconds
 

@@ -19,7 +19,8 @@ from tests.benchmarks.ways import WAYS
 PAIRS = [("torch", "dense"), ("ours, read", "dense"), ("ours, in place", "dense"), ("ours, read", "torch")]
 HEADER = ["one step", "dense", "torch/dense", "read/dense", "in place/dense", "read/torch"]
 STEPS = {MLP_60: 20, MLP_512: 4, CONVNET: 1, TRANSFORMER: 1}
-ROUNDS = {MLP_60: 60, MLP_512: 40, CONVNET: 30, TRANSFORMER: 10}
+ROUNDS = {MLP_60: 60, MLP_512: 40, CONVNET: 30, TRANSFORMER: 24}
+WARM_UP = 4  # until then the heap still grows
 
 
 def cases(quick: bool) -> Iterator[tuple[Workload, str, int]]:
@@ -35,7 +36,7 @@ def measure(workload: Workload, optimizer: str, accumulation: int, quick: bool) 
     steps = max(1, STEPS[workload] // accumulation)
     ways = {name: make(workload, optimizer, accumulation) for name, make in WAYS.items()}
     rounds = max(3, ROUNDS[workload] // (10 if quick else 1) // (1 + (accumulation > 1)))
-    return in_turn({name: repeated(way.step, steps) for name, way in ways.items()}, rounds)
+    return in_turn({name: repeated(way.step, steps) for name, way in ways.items()}, rounds, WARM_UP)
 
 
 def main(quick: bool = False) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -241,6 +242,15 @@ def test_a_hidden_number_is_found_wherever_it_is(hidden: float, place: int) -> N
     tensor[place] = hidden
     assert not zero_under(tensor, mask)
     assert not zero_under(tensor.view(5, 6).t(), mask.view(5, 6).t())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_tangents_are_masked_whether_or_not_gradients_are_recorded(mode: Callable[[], Any]) -> None:
+    tensor, tangent, mask = torch.randn(6, 5), torch.randn(6, 5), torch.rand(6, 5) < 0.5
+    with forward_ad.dual_level(), mode():
+        value, derivative = forward_ad.unpack_dual(masked(forward_ad.make_dual(tensor, tangent), mask))
+        assert torch.equal(value, expected(tensor, mask))
+        assert torch.equal(derivative, expected(tangent, mask))
 
 
 def test_what_is_kept_of_a_mask_follows_the_mask() -> None:
