@@ -27,7 +27,7 @@ from lightning_prune.run import PruningEvent, PruningRun, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
 from lightning_prune.session import Session, new_run
-from lightning_prune.targets import select_trainable
+from lightning_prune.targets import Target, select_trainable
 
 
 class PruningCallback(Callback):
@@ -233,7 +233,7 @@ class PruningCallback(Callback):
         self._saved = None
         if self._leads(trainer):
             self._scores.start(trainer)
-            self._say.coverage(pl_module, [t for s in self._sessions(trainer) for t in s.run.targets])
+            self._say.coverage(pl_module, self._targets(trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
@@ -339,6 +339,9 @@ class PruningCallback(Callback):
     def _sessions(self, trainer: Trainer) -> list[Session]:
         return [c._session for c in self._at_work(trainer) if c._session is not None]
 
+    def _targets(self, trainer: Trainer) -> list[Target]:
+        return [target for session in self._sessions(trainer) for target in session.run.targets]
+
     def _running(self, trainer: Trainer) -> Running:
         return [(session.run, session.plan) for session in self._sessions(trainer)]
 
@@ -360,7 +363,7 @@ class PruningCallback(Callback):
         time = trainer.global_step if session.plan.unit == "step" else trainer.current_epoch
         if only not in (None, session.plan.unit) or session.is_past(trainer, time):
             return
-        events = session.carry_out(trainer, pl_module, time, self.due(trainer, time))
+        events = session.carry_out(trainer, pl_module, time, self.due(trainer, time), self._targets(trainer))
         restarts = self.restart_scores and any(event.sparser for event in events)
         if events:
             self._leader(trainer)._scores.on_event(trainer, restarts)

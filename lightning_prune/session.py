@@ -102,11 +102,27 @@ class Session:
         self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
 
     def carry_out(
-        self, trainer: Trainer, pl_module: LightningModule, time: int, demands: Sequence[Demand]
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        time: int,
+        demands: Sequence[Demand],
+        pruned: Sequence[Target],
     ) -> list[PruningEvent]:
         """Prunes, goes back if that is asked for, and erases; the time is done then.
 
-        All demands are met by the trained weights, before going back once.
+        All demands are met by the trained weights, before going back once. That brings back values under all masks of
+        the model.
+
+        Args:
+            trainer: The Trainer that fits.
+            pl_module: The model.
+            time: Epoch or step.
+            demands: What is due.
+            pruned: The targets of all runs at work on the model, this one's among them.
+
+        Returns:
+            What was done.
         """
         self.run.done = max(time, self.run.done or 0)
         if demands:
@@ -114,7 +130,7 @@ class Session:
         events = [self.run.prune(demand) for demand in demands]
         if any(event.sparser for event in events):
             self._go_back(trainer, pl_module)
-            erase(self.run.targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
+            erase(pruned, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
         return events
 
     def _go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -114,17 +114,18 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
         >>> weight
         tensor([1., 0.])
     """
-    if not _has_bits(tensor):
-        tensor.detach().masked_fill_(~mask, 0)
+    tensor = tensor.detach()
+    if not _has_bits(tensor) or _transformed(tensor):
+        tensor.masked_fill_(~mask, 0)
         return
     bits = _bits(tensor)
     # Of two entries in one place torch says so, numpy would multiply both.
-    if _by_numpy(bits) and not _transformed(tensor) and 0 not in bits.stride():
+    if _by_numpy(bits) and 0 not in bits.stride():
         array = bits.numpy()
         np.multiply(array, mask.numpy(), array)
-        torch.autograd.graph.increment_version(bits)
     else:
         bits.mul_(mask)
+    torch.autograd.graph.increment_version(tensor)  # a view of another dtype has none in inference mode
 
 
 def zero_under(tensor: Tensor, mask: Tensor) -> bool:

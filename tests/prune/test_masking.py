@@ -223,10 +223,12 @@ def test_modes_around_parts_of_a_step() -> None:
         assert torch.equal(weight.grad, torch.where(mask, 2 * weight, 0))
 
 
-def test_writing_is_seen_by_autograd() -> None:
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_writing_is_seen_by_autograd(mode: Callable[[], Any]) -> None:
     weight = torch.ones(6, requires_grad=True)
     loss = (weight * weight).sum()
-    write_zeros(weight, torch.arange(6) < 3)
+    with mode():
+        write_zeros(weight, torch.arange(6) < 3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
