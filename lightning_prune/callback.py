@@ -26,8 +26,8 @@ from lightning_prune.rewind import Reinit, Rewind
 from lightning_prune.run import PruningEvent, PruningRun, refuse_overlap
 from lightning_prune.schedules import Schedule
 from lightning_prune.scores import Normalization
-from lightning_prune.session import Session, new_run
-from lightning_prune.targets import Target, select_trainable
+from lightning_prune.session import Session, new_run, settle
+from lightning_prune.targets import select_trainable
 
 
 class PruningCallback(Callback):
@@ -233,7 +233,7 @@ class PruningCallback(Callback):
         self._saved = None
         if self._leads(trainer):
             self._scores.start(trainer)
-            self._say.coverage(pl_module, self._targets(trainer))
+            self._say.coverage(pl_module, [t for s in self._sessions(trainer) for t in s.run.targets])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
@@ -339,9 +339,6 @@ class PruningCallback(Callback):
     def _sessions(self, trainer: Trainer) -> list[Session]:
         return [c._session for c in self._at_work(trainer) if c._session is not None]
 
-    def _targets(self, trainer: Trainer) -> list[Target]:
-        return [target for session in self._sessions(trainer) for target in session.run.targets]
-
     def _running(self, trainer: Trainer) -> Running:
         return [(session.run, session.plan) for session in self._sessions(trainer)]
 
@@ -356,21 +353,37 @@ class PruningCallback(Callback):
         return self.allow_unfinished or bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 
     def _tick(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None = None) -> None:
-        """Carries out what is due now, if the plan counts in ``only``."""
+        """Carries out what is due now in plans that count in ``only``; the last of its kind does, for all of them.
+
+        So all of them rank the trained weights, before any goes back.
+        """
+        callbacks = self._at_work(trainer)
+        if callbacks[-1] is not self:
+            return
+        done = [(callback, callback._prune(trainer, pl_module, only)) for callback in callbacks]
+        settle(trainer, pl_module, self._sessions(trainer), [events for _, events in done])
+        for callback, events in done:
+            callback._tell(trainer, pl_module, events)
+
+    def _prune(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None) -> list[PruningEvent]:
         session = self._session
         assert session is not None
         session.watch(trainer, pl_module)
         time = trainer.global_step if session.plan.unit == "step" else trainer.current_epoch
         if only not in (None, session.plan.unit) or session.is_past(trainer, time):
-            return
-        events = session.carry_out(trainer, pl_module, time, self.due(trainer, time), self._targets(trainer))
+            return []
+        return session.prune(pl_module, time, self.due(trainer, time))
+
+    def _tell(self, trainer: Trainer, pl_module: LightningModule, events: Sequence[PruningEvent]) -> None:
+        """Tells other callbacks and the user."""
+        assert self._session is not None
         restarts = self.restart_scores and any(event.sparser for event in events)
         if events:
             self._leader(trainer)._scores.on_event(trainer, restarts)
         if restarts:
             self._say.restarted(restart(trainer.callbacks))  # type: ignore[attr-defined]
         for event in events:
-            self._say.pruned(event, session.plan.unit)
+            self._say.pruned(event, self._session.plan.unit)
             self.on_pruned(trainer, pl_module, event)
 
     def _finish(self, pl_module: LightningModule, alone: bool = False) -> None:

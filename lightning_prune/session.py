@@ -101,39 +101,15 @@ class Session:
         """Takes the snapshot to go back to, when training is there."""
         self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
 
-    def carry_out(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        time: int,
-        demands: Sequence[Demand],
-        pruned: Sequence[Target],
-    ) -> list[PruningEvent]:
-        """Prunes, goes back if that is asked for, and erases; the time is done then.
-
-        All demands are met by the trained weights, before going back once. That brings back values under all masks of
-        the model.
-
-        Args:
-            trainer: The Trainer that fits.
-            pl_module: The model.
-            time: Epoch or step.
-            demands: What is due.
-            pruned: The targets of all runs at work on the model, this one's among them.
-
-        Returns:
-            What was done.
-        """
+    def prune(self, pl_module: LightningModule, time: int, demands: Sequence[Demand]) -> list[PruningEvent]:
+        """Meets what is demanded at a time, which is done then; see also :func:`settle`."""
         self.run.done = max(time, self.run.done or 0)
         if demands:
             reshard(pl_module)
-        events = [self.run.prune(demand) for demand in demands]
-        if any(event.sparser for event in events):
-            self._go_back(trainer, pl_module)
-            erase(pruned, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
-        return events
+        return [self.run.prune(demand) for demand in demands]
 
-    def _go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Goes back to the snapshot, if that is asked for."""
         if not self._rewinder.go_back(*_training_state(trainer, pl_module), self.run.events):
             self._say.not_rewound(self._rewind, trainer.current_epoch)
 
@@ -173,6 +149,28 @@ class Session:
         """Puts masks, position and snapshot back."""
         self.run.load_state_dict(state)
         self._rewinder.load_state_dict(state["rewind"])
+
+
+def settle(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    sessions: Sequence[Session],
+    events: Sequence[Sequence[PruningEvent]],
+) -> None:
+    """Goes back and erases after events of several prunings of one model.
+
+    Args:
+        trainer: The Trainer that fits.
+        pl_module: The model.
+        sessions: All that is at work on it; a snapshot brings back values under all their masks.
+        events: What was done for each of them.
+    """
+    sparser = [s for s, done in zip(sessions, events, strict=True) if any(event.sparser for event in done)]
+    for session in sparser:
+        session.go_back(trainer, pl_module)
+    if sparser:
+        targets = [target for session in sessions for target in session.run.targets]
+        erase(targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
 
 
 def new_run(

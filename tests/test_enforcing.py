@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from lightning_prune import PruningCallback, Reinit, Rewind
+from lightning_prune import PruningCallback
 from lightning_prune.enforcing import Enforcement
 from lightning_prune.plan import Demand
 from lightning_prune.prune.attribute import Layout
@@ -137,33 +137,6 @@ def test_a_checkpoint_of_one_way_resumes_in_the_other(tmp_path: Path, first: str
     resumed, zeros_resumed = fitted(tmp_path, then, make, ckpt=tmp_path / f"{first}.ckpt")
     assert whole == resumed
     assert zeros_resumed == [89] * 8 + [115] * 160
-
-
-class Forward(Callback):
-    """Zeros of a tensor that forwards see."""
-
-    def __init__(self) -> None:
-        self.zeros: list[int] = []
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        self.zeros.append(zeros(pl_module, "last.weight"))
-
-
-@pytest.mark.parametrize("rewind", [Rewind(epoch=0), Reinit(3)], ids=str)
-def test_going_back_leaves_the_zeros_of_another_callback(tmp_path: Path, rewind: Rewind | Reinit) -> None:
-    ends = []
-    for enforce in WAYS:
-        torch.manual_seed(0)
-        model, seen = net(optimizer=SGD), Forward()
-        options: dict[str, Any] = {"amount": 0.5, "enforce": enforce}
-        first = PruningCallback(parameters="first", epochs=[2], rewind=rewind, **options)
-        last = PruningCallback(parameters="last", epochs=[1], **options)
-        fit = trainer(tmp_path, first, last, seen, epochs=3)
-        fit.fit(model)
-        assert seen.zeros == [0] * 4 + [24] * 8
-        states = fit.optimizers[0].state_dict()["state"]
-        ends.append(plain({"weights": model.state_dict(), "states": states}))
-    assert ends[0] == ends[1]
 
 
 def test_other_words_are_refused() -> None:
