@@ -93,7 +93,7 @@ def _derived() -> bool:
 def _product(tensor: Tensor, mask: Tensor) -> Tensor:
     """The product of the bits of a tensor with a boolean mask."""
     value = torch.empty_like(tensor)
-    bits, out = tensor.view(_BITS[tensor.dtype]), value.view(_BITS[tensor.dtype])
+    bits, out = _bits(tensor), _bits(value)
     if _by_numpy(tensor):
         np.multiply(bits.numpy(), mask.numpy(), out.numpy())
     else:
@@ -139,6 +139,7 @@ def zero_under(tensor: Tensor, mask: Tensor) -> bool:
         >>> zero_under(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
         True
     """
+    tensor = tensor.detach()
     if not _has_bits(tensor) or not tensor.numel():
         return not bool(((tensor != 0) & ~mask).any())
     return not any(
@@ -152,7 +153,7 @@ def _by_numpy(tensor: Tensor) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(_BITS[tensor.dtype])
+    return tensor.view(_BITS[tensor.dtype])
 
 
 def _any_nonzero(bits: Tensor, dtype: torch.dtype) -> bool:
@@ -181,6 +182,7 @@ def _is_real(tensor: Tensor) -> bool:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether this is eager work on real numbers on a CPU."""
+    # The type is asked for first: a proxy of ``torch.fx`` has no other answers.
     return _is_real(tensor) and tensor.is_cpu and not _transformed(tensor) and not tensor.is_neg()
 
 

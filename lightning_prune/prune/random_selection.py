@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_prune.prune.bisection import Bracket, narrow
 from lightning_prune.prune.kernels import as_array, count_true, positions, put
 from lightning_prune.prune.pieces import Piece, checked_alive, checked_living, split, whole
 
@@ -69,18 +70,13 @@ def _random_bytes(like: Tensor, generator: torch.Generator | None) -> Tensor:
 
 def _last_byte(pieces: Sequence[Piece], count: int, living: int) -> tuple[int, int]:
     """The first byte up to which `count` living entries are found or more, and how many."""
+
+    def upto(byte: int) -> int:
+        return living - sum(count_true(as_array(piece.mask) > byte) for piece in pieces)
+
     expected = 256 * count // max(living, 1)  # seldom wrong by more than one
-    low, high, upto_high = -1, 255, living
-    pivots = [expected, expected - 1]
-    while high - low > 1:
-        pivots = [pivot for pivot in pivots if low < pivot < high] or [(low + high) // 2]
-        pivot = pivots.pop()
-        upto = living - sum(count_true(as_array(piece.mask) > pivot) for piece in pieces)
-        if count <= upto:
-            high, upto_high = pivot, upto
-        else:
-            low = pivot
-    return high, upto_high
+    bracket = narrow(Bracket(-1, 255, 0, living), count, upto, [expected, expected - 1])
+    return bracket.high, bracket.upto_high
 
 
 def _masks_from(

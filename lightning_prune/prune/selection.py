@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_prune.prune.bisection import Bracket, narrow
 from lightning_prune.prune.kernels import Array, as_array, count_true, kth_smallest, positions, put
 from lightning_prune.prune.pieces import NaNError, Piece, checked_alive, checked_living, real, split, whole
 
@@ -165,18 +166,15 @@ def _bisect(pieces: Sequence[Piece], count: int, living: int, limit: int, bracke
     """
     dtype = pieces[0].dtype
     first, last = (_bits(end, dtype) for end in bracket)
-    low, high, upto_low, upto_high = -1, _bits(math.inf, dtype), 0, living
     pivots = [first - 1, first, last - 1, last]  # many equal values make an end of the bracket the threshold
-    while high - low > 1 and upto_high - upto_low > limit:
-        pivots = [pivot for pivot in pivots if low < pivot < high] or [(low + high) // 2]
-        pivot = pivots.pop()
-        upto = _upto(pieces, living, _number(pivot, dtype))
-        if count <= upto:
-            high, upto_high = pivot, upto
-        else:
-            low, upto_low = pivot, upto
-    if not _select_between(pieces, count, living, limit, _number(low, dtype), _number(high, dtype)):
-        _write_masks(pieces, _number(high, dtype), upto_high - count)
+
+    def upto(pivot: int) -> int:
+        return _upto(pieces, living, _number(pivot, dtype))
+
+    found = narrow(Bracket(-1, _bits(math.inf, dtype), 0, living), count, upto, pivots, limit)
+    low, high = _number(found.low, dtype), _number(found.high, dtype)
+    if not _select_between(pieces, count, living, limit, low, high):
+        _write_masks(pieces, high, found.upto_high - count)
 
 
 def _bits(magnitude: float, dtype: torch.dtype) -> int:
