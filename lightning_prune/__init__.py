@@ -1,23 +1,44 @@
 """Pruning for PyTorch Lightning: masks, schedules and rewinding in a Trainer."""
 
-from lightning_prune.callback import PruningCallback
-from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
-from lightning_prune.plan import Demand
-from lightning_prune.rewind import Reinit, Rewind
-from lightning_prune.run import PruningEvent
-from lightning_prune.schedules import (
-    Constant,
-    Cosine,
-    Cubic,
-    Exponential,
-    FromFunction,
-    Linear,
-    OneCycle,
-    OneShot,
-    Polynomial,
-    Schedule,
-    Steps,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_prune.callback import PruningCallback
+    from lightning_prune.fit.rewind import Reinit, Rewind
+    from lightning_prune.fit.run import PruningEvent
+    from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
+    from lightning_prune.report import history, plots
+    from lightning_prune.schedules import (
+        Constant,
+        Cosine,
+        Cubic,
+        Exponential,
+        FromFunction,
+        Linear,
+        OneCycle,
+        OneShot,
+        Polynomial,
+        Schedule,
+        Steps,
+    )
+    from lightning_prune.schedules.plan import Demand
+
+_HOMES = {
+    "lightning_prune.callback": ("PruningCallback",),
+    "lightning_prune.fit.rewind": ("Reinit", "Rewind"),
+    "lightning_prune.fit.run": ("PruningEvent",),
+    "lightning_prune.lottery": ("LotteryResults", "LotteryRow", "LotteryTicket"),
+    "lightning_prune.schedules": (
+        *("Constant", "Cosine", "Cubic", "Exponential", "FromFunction", "Linear"),
+        *("OneCycle", "OneShot", "Polynomial", "Schedule", "Steps"),
+    ),
+    "lightning_prune.schedules.plan": ("Demand",),
+}
+_PLACES = {name: home for home, names in _HOMES.items() for name in names}
+_ROOMS = {"history": "lightning_prune.report.history", "plots": "lightning_prune.report.plots"}
 
 __all__ = [
     "Constant",
@@ -39,4 +60,23 @@ __all__ = [
     "Rewind",
     "Schedule",
     "Steps",
+    "history",
+    "plots",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used, so that the engine alone does without Lightning."""
+    if name in _PLACES:
+        value = getattr(importlib.import_module(_PLACES[name]), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(_ROOMS[name])
+    else:
+        raise AttributeError(f"module 'lightning_prune' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """All public names."""
+    return sorted({*globals(), *__all__})

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lightning_prune.files import make_dense
-from lightning_prune.report import show, summary
+from lightning_prune.export.files import make_dense
+from lightning_prune.report.tables import show, summary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

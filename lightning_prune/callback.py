@@ -11,23 +11,23 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from lightning_prune.arguments import instance_of, one_of
-from lightning_prune.budgets import Budget, Scope
 from lightning_prune.distributed import require_strategy
-from lightning_prune.events import Pruner
-from lightning_prune.logs import Running, SparsityLog
-from lightning_prune.messages import Announcer
-from lightning_prune.monitors import FreshScores, restart
-from lightning_prune.patterns import Patterns, as_patterns, describe_patterns
-from lightning_prune.plan import Clock, Demand, Times, make_plan
-from lightning_prune.preview import Preview, play
-from lightning_prune.recipe import Method, make_recipe
-from lightning_prune.rewind import Reinit, Rewind
-from lightning_prune.run import PruningEvent, PruningRun, refuse_overlap
+from lightning_prune.fit.messages import Announcer
+from lightning_prune.fit.preview import Preview, play
+from lightning_prune.fit.rewind import Reinit, Rewind
+from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_overlap
+from lightning_prune.fit.session import Session, new_run, settle
+from lightning_prune.prune.arguments import instance_of, one_of
+from lightning_prune.pruner.budgets import Budget, Scope
+from lightning_prune.pruner.method import Method, make_recipe
+from lightning_prune.pruner.normalization import Normalization
+from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules import Schedule
-from lightning_prune.scores import Normalization
-from lightning_prune.session import Session, new_run, settle
-from lightning_prune.targets import select_trainable
+from lightning_prune.schedules.plan import Clock, Demand, Times, make_plan
+from lightning_prune.targets.patterns import Patterns, as_patterns, describe_patterns
+from lightning_prune.targets.select import select_trainable
+from lightning_prune.trainer.logs import Running, SparsityLog
+from lightning_prune.trainer.monitors import FreshScores, restart
 
 
 class PruningCallback(Callback):

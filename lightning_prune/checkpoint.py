@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.prune.models import pruned_tensors
-from lightning_prune.prune.sharding import holders_of, is_sharded, local, whole
+from lightning_prune.prune.sharded.tensors import holders_of, is_sharded, local, whole
+from lightning_prune.prune.whole_model import pruned_tensors
 
 
 def pack(mask: Tensor) -> Tensor:

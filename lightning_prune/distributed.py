@@ -12,8 +12,8 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from torch import Tensor
 
-from lightning_prune.prune.hashing import GOLDEN, mix, stream
-from lightning_prune.prune.sharding import holders_of, local
+from lightning_prune.prune.kernels.hashing import GOLDEN, mix, stream
+from lightning_prune.prune.sharded.tensors import holders_of, local
 
 _PIECE = 1 << 17
 

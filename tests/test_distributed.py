@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_prune.distributed import checksum, mean_over_ranks, require_same, require_same_masks
-from lightning_prune.prune.hashing import hashed, mix, stream
+from lightning_prune.prune.kernels.hashing import hashed, mix, stream
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 3), (8, 8), (7, 11, 3)])

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from lightning_prune.metrics import sparsity
-from lightning_prune.report import Row, Summary
+from lightning_prune.report.tables import Row, Summary
 from tests.idx import write_idx_folder
 
 ROOT = Path(__file__).parents[1]

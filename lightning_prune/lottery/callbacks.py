@@ -10,11 +10,11 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_prune.erasing import averaged_models, erase
-from lightning_prune.limits import limits_of
+from lightning_prune.fit.erasing import averaged_models, erase
+from lightning_prune.fit.rewind import Rewind
+from lightning_prune.fit.run import PruningRun
 from lightning_prune.lottery.masks import Masking, State
-from lightning_prune.rewind import Rewind
-from lightning_prune.run import PruningRun
+from lightning_prune.trainer.limits import limits_of
 
 
 class HeldMask(Callback):

@@ -11,8 +11,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from lightning_prune.budgets import Budget
-from lightning_prune.events import Pruner
+from lightning_prune.fit.rewind import Rewind
 from lightning_prune.lottery.arms import DENSE, Control, arms
 from lightning_prune.lottery.files import Place, claim, write_results
 from lightning_prune.lottery.level import Settings, train
@@ -26,10 +25,11 @@ from lightning_prune.lottery.sources import (
     make_trainer,
     require_other_weights,
 )
-from lightning_prune.patterns import Patterns, as_patterns, describe_patterns
 from lightning_prune.prune.amounts import canonical_amount
-from lightning_prune.recipe import Method, make_recipe
-from lightning_prune.rewind import Rewind
+from lightning_prune.pruner.budgets import Budget
+from lightning_prune.pruner.method import Method, make_recipe
+from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.targets.patterns import Patterns, as_patterns, describe_patterns
 
 
 class LotteryTicket:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
+from lightning_prune.fit.rewind import Rewind
 from lightning_prune.lottery.arms import DENSE, TICKET
 from lightning_prune.lottery.callbacks import HeldMask, LowestLoss, RewindPoint, StartFrom
 from lightning_prune.lottery.files import Place
 from lightning_prune.lottery.masks import Masking, State
 from lightning_prune.lottery.sources import Data
-from lightning_prune.rewind import Rewind
 
 
 @dataclass(frozen=True)

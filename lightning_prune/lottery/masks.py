@@ -13,13 +13,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_prune.checkpoint import pack, unpack
-from lightning_prune.erasing import erase
-from lightning_prune.events import Pruner
-from lightning_prune.messages import without_effect
-from lightning_prune.patterns import Patterns
-from lightning_prune.plan import Demand
-from lightning_prune.run import PruningRun
-from lightning_prune.targets import select
+from lightning_prune.fit.erasing import erase
+from lightning_prune.fit.messages import without_effect
+from lightning_prune.fit.run import PruningRun
+from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.schedules.plan import Demand
+from lightning_prune.targets.patterns import Patterns
+from lightning_prune.targets.select import select
 
 State = dict[str, Any]
 

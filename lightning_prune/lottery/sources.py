@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_prune.rewind import reinitialize, require_reinitializable
+from lightning_prune.fit.rewind import reinitialize, require_reinitializable
 
 MakeModule = Callable[[], LightningModule] | LightningModule
 MakeTrainer = Callable[[int], Trainer] | Mapping[str, Any]

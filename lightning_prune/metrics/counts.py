@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_prune.metrics.base import PruningMetric
 from lightning_prune.metrics.functional import count_zeros
-from lightning_prune.patterns import Patterns
+from lightning_prune.targets.patterns import Patterns
 
 
 class _Counting(PruningMetric):

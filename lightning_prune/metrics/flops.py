@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_prune.metrics.base import PruningMetric
-from lightning_prune.prune.models import remove_all
+from lightning_prune.prune.whole_model import remove_all
 
 Inputs = Tensor | tuple[Any, ...]
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from lightning_prune.patterns import Patterns
-from lightning_prune.targets import Target, all_targets, select
+from lightning_prune.targets.patterns import Patterns
+from lightning_prune.targets.select import Target, all_targets, select
 
 Masks = nn.Module | Mapping[str, Tensor]
 
@@ -21,7 +21,9 @@ class Counts(NamedTuple):
 
 
 def chosen(model: nn.Module, parameters: Patterns = None, exclude: Patterns = None) -> list[Target]:
-    """All parameters of a model once; with patterns what :func:`lightning_prune.targets.select` chooses, also frozen.
+    """All parameters of a model once; with patterns what :func:`~lightning_prune.targets.select.select` chooses.
+
+    Frozen ones too.
 
     Args:
         model: Any module.

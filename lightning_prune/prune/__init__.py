@@ -25,7 +25,7 @@ from lightning_prune.prune.methods import (
     RandomStructured,
     RandomUnstructured,
 )
-from lightning_prune.prune.models import effective_parameters, pruned_tensors, remove_all, sparsity
+from lightning_prune.prune.whole_model import effective_parameters, pruned_tensors, remove_all, sparsity
 
 __all__ = [
     "BasePruningMethod",

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.prune.masking import masked, write_zeros, zero_under
-from lightning_prune.prune.sharding import local
+from lightning_prune.prune.kernels.masking import masked, write_zeros, zero_under
+from lightning_prune.prune.sharded.tensors import local
 
 
 class Layout(enum.Enum):

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.masking import masked
+from lightning_prune.prune.kernels.masking import masked
 
 Self = TypeVar("Self", bound="BasePruningMethod")
 

@@ -22,18 +22,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_prune.budgets import Budget, Scope
 from lightning_prune.distributed import require_same_masks
-from lightning_prune.enforcing import Enforcement
-from lightning_prune.erasing import erase
-from lightning_prune.events import Pruner
-from lightning_prune.plan import Demand
+from lightning_prune.fit.enforcing import Enforcement
+from lightning_prune.fit.erasing import erase
+from lightning_prune.fit.run import PruningRun
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.sharding import reshard
-from lightning_prune.recipe import make_recipe
-from lightning_prune.run import PruningRun
-from lightning_prune.sharded import ShardedPruner
-from lightning_prune.targets import select
+from lightning_prune.prune.sharded.tensors import reshard
+from lightning_prune.pruner.budgets import Budget, Scope
+from lightning_prune.pruner.method import make_recipe
+from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.pruner.sharded import ShardedPruner
+from lightning_prune.schedules.plan import Demand
+from lightning_prune.targets.select import select
 from tests.benchmarks.measure import peak_memory, print_table
 
 WIDTH, LAYERS = 2048, 8

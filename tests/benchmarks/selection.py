@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from lightning_prune.prune import L1Unstructured, custom_from_mask, global_unstructured
-from lightning_prune.prune.norms import channel_norms
-from lightning_prune.prune.random_selection import random_keep_masks
-from lightning_prune.prune.selection import keep_masks
+from lightning_prune.prune.kernels.norms import channel_norms
+from lightning_prune.prune.kernels.random import random_keep_masks
+from lightning_prune.prune.kernels.smallest import keep_masks
 from tests.benchmarks.measure import Prepare, Run, interleaved, peak_memory, print_table
 
 LAYERS = 10

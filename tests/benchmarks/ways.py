@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn.utils import prune as torch_prune
 from torch.optim import Optimizer
 
-from lightning_prune.budgets import Budget
-from lightning_prune.enforcing import Enforcement
-from lightning_prune.erasing import erase
-from lightning_prune.events import Pruner
-from lightning_prune.plan import Demand
+from lightning_prune.fit.enforcing import Enforcement
+from lightning_prune.fit.erasing import erase
+from lightning_prune.fit.run import PruningRun
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.recipe import make_recipe
-from lightning_prune.run import PruningRun
-from lightning_prune.targets import select
+from lightning_prune.pruner.budgets import Budget
+from lightning_prune.pruner.method import make_recipe
+from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.schedules.plan import Demand
+from lightning_prune.targets.select import select
 from tests.benchmarks.models import Workload
 
 AMOUNT = 0.9

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.sharded_selection import Hashes, sharded_keep_masks
-from lightning_prune.prune.sharding import Holders
+from lightning_prune.prune.sharded.smallest import Hashes, sharded_keep_masks
+from lightning_prune.prune.sharded.tensors import Holders
 from tests.distributed.launch import Results, result
 from tests.distributed.workers_selection import differing_case
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_prune.prune.sharded_selection import Hashes, Magnitudes, sharded_keep_masks
-from lightning_prune.prune.sharding import Holders
+from lightning_prune.prune.sharded.smallest import Hashes, Magnitudes, sharded_keep_masks
+from lightning_prune.prune.sharded.tensors import Holders
 from tests.distributed.launch import RANKS, rank
 
 CASES = 40

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard
 
 from lightning_prune import Linear, PruningCallback, Rewind
 from lightning_prune.prune import BasePruningMethod
-from lightning_prune.prune.sharding import whole
+from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import Fitted, Mlp, Sent
 from tests.models import trainer

@@ -1,0 +1,1 @@
+"""What zeros are worth: files and models made of pruned ones."""

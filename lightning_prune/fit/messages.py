@@ -1,0 +1,125 @@
+"""What the callback says, and when: selection and plan, events, and in the end what was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_prune import report
+from lightning_prune.fit import checks
+from lightning_prune.fit.run import PruningEvent, PruningRun
+from lightning_prune.schedules.plan import Plan
+from lightning_prune.targets.select import Target, listing
+
+
+class Announcer:
+    """Tells the user what happens, on rank zero; warnings are told once each, and also when not verbose.
+
+    Args:
+        verbose: Show tables at the start and the end, and a line for each event.
+    """
+
+    def __init__(self, verbose: bool) -> None:
+        self.verbose = verbose
+        self._warned: set[str] = set()
+
+    def start(self, model: nn.Module, run: PruningRun, plan: str, optimizers: Sequence[Optimizer]) -> None:
+        """What is selected, how it will be pruned, and what no optimizer trains."""
+        self._warned.clear()
+        waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
+        self._show(report.start(model, run.targets, plan + waiting))
+        self._warn(checks.not_trained(run.targets, optimizers))
+
+    def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
+        """That all callbacks of a fit together select little of the model."""
+        self._warn(checks.narrow_selection(model, targets))
+
+    def pruned(self, event: PruningEvent, unit: str) -> None:
+        """What an event did."""
+        if message := without_effect(event, unit):
+            self._warn(["without effect"], message)
+        time = event.demand.time
+        self._tell(
+            f"pruned at {unit} {time}: {event.zeros:,} of {event.total:,} weights are zero ({event.sparsity:.2%})"
+        )
+
+    def restarted(self, names: Sequence[str]) -> None:
+        """Which scores are compared from now on only."""
+        if names:
+            self._tell(f"sparser now: scores of {', '.join(names)} are compared from here on")
+
+    def replaced(self, names: Sequence[str]) -> None:
+        """That masks of the fit before are forgotten."""
+        if names:
+            self._warn(
+                ["other weights"],
+                f"the model was given other weights since it was pruned: {_quoted(names)} are not "
+                "zero where the fit before pruned them; its masks are forgotten and the plan begins anew",
+            )
+
+    def disturbed(self, names: Sequence[str]) -> None:
+        """That a parameter itself is not sparse, only what is read of it."""
+        if names:
+            self._warn(
+                ["disturbed"],
+                f"training moved masked weights of {_quoted(names)} away from zero: a forward that "
+                "holds the parameter itself does not see its zeros, or the optimizer moves weights without "
+                "gradient; with enforce='in_place' the parameters themselves stay sparse",
+            )
+
+    def not_rewound(self, rewind: object, epoch: int) -> None:
+        """That there is nothing to go back to yet."""
+        self._warn([f"nothing is rewound: {rewind} lies ahead of epoch {epoch}"])
+
+    def end(self, model: nn.Module, targets: Sequence[Target], plan: Plan, shortfall: str | None) -> None:
+        """What was reached, and what is wrong with it."""
+        self._show(report.end(targets, plan.final))
+        self._warn([*([shortfall] if shortfall else []), *checks.dead_layers(targets), *checks.cut_layers(model)])
+
+    def _show(self, table: report.Summary) -> None:
+        if self.verbose:
+            rank_zero_only(report.show)(table)
+
+    def _tell(self, message: str) -> None:
+        if self.verbose:
+            rank_zero_info(message)
+
+    def _warn(self, kinds: Iterable[str], message: str | None = None) -> None:
+        for kind in kinds:
+            if kind not in self._warned:
+                self._warned.add(kind)
+                rank_zero_warn(message or kind)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return listing([repr(name) for name in names], limit=4)
+
+
+def unfinished(run: PruningRun, plan: Plan) -> str | None:
+    """What was reached and what was planned, or ``None`` if the plan was carried out."""
+    last, done = plan.last, run.done
+    planned = "" if plan.final is None else f" of {plan.final:.4f} planned"
+    if last is not None and (done is None or done < last):
+        ended = f"at {plan.unit} {done}" if done is not None else "when it had hardly begun"
+        return (
+            f"the fit ended {ended}, before the last pruning event at {plan.unit} {last}: reached is a "
+            f"sparsity of {run.sparsity:.4f}{planned}"
+        )
+    if plan.final is not None and plan.final * run.total - run.zeros > run.units:
+        return f"the plan was carried out, but reached is a sparsity of {run.sparsity:.4f}{planned}"
+    return None
+
+
+def without_effect(event: PruningEvent, unit: str) -> str | None:
+    """That an event which was to prune an amount found nothing to prune, or ``None``."""
+    amount = event.demand.amount
+    if event.sparser or not amount:
+        return None
+    return (
+        f"nothing was left to prune at {unit} {event.demand.time}: {event.zeros} of {event.total} weights are masked, "
+        f"and amount={amount} of what is left rounds to nothing or would take the last of each tensor "
+        "(max_sparsity=1.0 lets all of it go)"
+    )

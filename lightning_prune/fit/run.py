@@ -1,0 +1,342 @@
+"""The pruning of one model during one fit: its targets, masks and position in the plan. Knows no Trainer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_prune.checkpoint import pack_whole, unpack
+from lightning_prune.prune import attribute
+from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.container import impose
+from lightning_prune.prune.functional import remove
+from lightning_prune.prune.methods import CustomFromMask
+from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
+from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.schedules.plan import Demand
+from lightning_prune.targets.select import Target, all_targets
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PruningEvent:
+    """What a pruning event did.
+
+    Attributes:
+        demand: What it was asked for.
+        zeros: Masked weights after it, over all selected tensors.
+        total: Selected weights.
+        before: Masked weights before it.
+        tensors: Masked weights after it, by the name of the tensor.
+    """
+
+    demand: Demand
+    zeros: int
+    total: int
+    before: int
+    tensors: dict[str, int]
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros among the selected weights after the event."""
+        return self.zeros / self.total if self.total else 0.0
+
+    @property
+    def sparser(self) -> bool:
+        """Whether the event masked anything."""
+        return self.zeros > self.before
+
+
+class PruningRun:
+    """Masks of one model and where its plan stands.
+
+    Args:
+        targets: The tensors that are pruned.
+        pruner: Computes the masks of an event.
+        seed: Seed of all random choices; each event has its own stream from it.
+        layout: ``KEPT``, or ``IN_PLACE`` where somebody keeps the zeros.
+        frozen: Tensors that would be targets if they were trainable.
+        join: Whether frozen tensors become targets at the first event after they became trainable.
+        guard: Called with new masks, by the names of their tensors, before they are imposed; refuses wrong ones.
+
+    Attributes:
+        events: Number of events so far.
+        done: Time up to which the plan is carried out, ``None`` before its first time.
+        started: Whether training has started, so that masks may be there.
+        sharded: Whether the tensors are split over ranks.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        pruner: Pruner,
+        seed: int,
+        layout: Layout = Layout.KEPT,
+        frozen: Sequence[Target] = (),
+        join: bool = False,
+        guard: Callable[[Mapping[str, Tensor | None]], None] | None = None,
+    ) -> None:
+        self.targets = list(targets)
+        self.pruner = pruner
+        self.seed = seed
+        self.layout = layout
+        self.frozen = list(frozen)
+        self.join = join
+        self._guard = guard
+        self.events = 0
+        self.done: int | None = None
+        self.started = False
+        self.sharded = any(is_sharded(t.parameter) for t in [*self.targets, *self.frozen])
+        self._keeping = False
+        self._origin = str(pruner.recipe)
+
+    @property
+    def total(self) -> int:
+        """Number of selected weights."""
+        return sum(t.parameter.numel() for t in self.targets)
+
+    @property
+    def zeros(self) -> int:
+        """Number of masked weights."""
+        return sum(t.zeros for t in self.targets)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of masked weights among the selected ones."""
+        return self.zeros / self.total if self.total else 0.0
+
+    @property
+    def masks(self) -> dict[str, Tensor | None]:
+        """The mask of each target by its name, ``None`` = nothing pruned."""
+        return {t.name: t.alive for t in self.targets}
+
+    @property
+    def units(self) -> int:
+        """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
+        if not self.pruner.recipe.structured:
+            return 1
+        return sum(t.parameter.numel() // t.parameter.shape[self.pruner.recipe.channel_dim(t)] for t in self.targets)
+
+    def start(self, keep_zeros: bool = False, take: bool = True) -> None:
+        """Gives all targets that are pruned already the layout of this run, at the start of training.
+
+        Args:
+            keep_zeros: Take the zeros that tensors have as their masks, when they join later too.
+            take: Whether to take those of the present targets; a resumed run has their masks.
+        """
+        self.started = True
+        for target in self.targets:
+            _restore_plain(target, self._impose)
+        self._keeping = keep_zeros
+        if keep_zeros and take:
+            self._keep_zeros(self.targets)
+
+    def moved_to(self, model: nn.Module) -> PruningRun:
+        """The same selection and method on a copy of the model.
+
+        Args:
+            model: A model with parameters of the same names.
+        """
+        there = {t.name: t for t in all_targets(model)}
+        targets = [there[t.name] for t in self.targets]
+        return PruningRun(targets, self.pruner, self.seed, self.layout)
+
+    def overlap(self, other: PruningRun) -> list[str]:
+        """Names of the tensors that both runs prune, or will when they are trainable."""
+        mine = {id(t.parameter) for t in self._eventual()}
+        return [t.name for t in other._eventual() if id(t.parameter) in mine]
+
+    def _eventual(self) -> list[Target]:
+        return [*self.targets, *(self.frozen if self.join else ())]
+
+    def prune(self, demand: Demand) -> PruningEvent:
+        """Carries out one event; a refused one changes nothing.
+
+        Args:
+            demand: What is asked for.
+
+        Returns:
+            What was done.
+        """
+        if self.join:
+            self._take_in([t for t in self.frozen if t.parameter.requires_grad])
+        before = self.zeros
+        with _own_randomness(f"{self.seed}:{self.events}", self.targets):
+            masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
+        if self._guard is not None:
+            self._guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
+        for target, mask in zip(self.targets, masks, strict=True):
+            if mask is not None and mask is not target.alive:
+                self._impose(target, mask)
+        self.events += 1
+        tensors = {t.name: t.zeros for t in self.targets}
+        return PruningEvent(demand, sum(tensors.values()), self.total, before, tensors)
+
+    def _keep_zeros(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            nonzero = target.parameter.detach() != 0
+            if dead_entries(nonzero):
+                self._impose(target, nonzero if target.alive is None else nonzero & target.alive)
+
+    def _take_in(self, unfrozen: Sequence[Target]) -> None:
+        """Makes targets of tensors that became trainable."""
+        self.targets += unfrozen
+        self.frozen = [t for t in self.frozen if t not in unfrozen]
+        if self._keeping:
+            self._keep_zeros(unfrozen)
+
+    def _impose(self, target: Target, mask: Tensor) -> None:
+        for module, name in target.owners:
+            impose(CustomFromMask(None, self._origin), module, name, mask, self.layout)
+        if self.sharded:
+            dead_entries(mask)  # counted now, when all ranks are here
+
+    def close(self) -> None:
+        """Makes the pruning permanent: plain parameters with zeros."""
+        for target in self.targets:
+            for module, name in target.owners:
+                if attribute.layout_of(module, name) is not None:
+                    remove(module, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that resuming needs, as tensors and plain types."""
+        return {
+            "version": STATE_VERSION,
+            "seed": self.seed,
+            "events": self.events,
+            "done": self.done,
+            "tensors": {t.name: _tensor_state(t) for t in self.targets},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts the selection, the masks and the position of :meth:`state_dict` back.
+
+        The selection is that of the state, so that it does not matter what is frozen at the moment.
+
+        Raises:
+            ValueError: If the state is of other tensors than the ones selected here.
+        """
+        found = {t.name: t for t in [*self.targets, *self.frozen]}
+        for name, saved in state["tensors"].items():
+            if name not in found or list(found[name].parameter.shape) != list(saved["shape"]):
+                here = f"of shape {tuple(found[name].parameter.shape)}" if name in found else "not selected"
+                raise ValueError(
+                    "the pruning state is that of another model or selection: it has "
+                    f"'{name}' of shape {tuple(saved['shape'])}, which is {here} here; selected are {', '.join(found)}"
+                )
+        self.seed, self.events, self.done = state["seed"], state["events"], state["done"]
+        self.targets = [found.pop(name) for name in state["tensors"]]
+        self.frozen = list(found.values())
+        for target in self.targets:
+            self._restore(target, state["tensors"][target.name])
+
+    def keep_masks_of(self, state: Mapping[str, Any]) -> list[str]:
+        """Masks what an earlier fit of the same model masked; the selection is the one made now.
+
+        Args:
+            state: The :meth:`state_dict` at the end of that fit.
+
+        Returns:
+            Names of the tensors that were given other weights since, which are not zero under the mask; if there are
+            any, nothing is masked.
+        """
+        masks = {t: self._saved_mask(t, state["tensors"].get(t.name, {})) for t in self.targets}
+        found = {t: mask for t, mask in masks.items() if mask is not None}
+        plain = {} if self.sharded else found
+        others = [t.name for t, mask in plain.items() if attribute.hidden_values(t.parameter, mask)]
+        if not others:
+            self.seed, self.events = state["seed"], state["events"]
+            for target, mask in found.items():
+                self._impose(target, mask)
+        return others
+
+    @property
+    def disturbed(self) -> list[str]:
+        """Names of the tensors whose parameter holds values under the mask, which only the masked read hides."""
+        masks = {} if self.sharded else {t: t.alive for t in self.targets}
+        return [t.name for t, m in masks.items() if m is not None and attribute.hidden_values(t.parameter, m)]
+
+    def _restore(self, target: Target, saved: Mapping[str, Any]) -> None:
+        mask = self._saved_mask(target, saved)
+        if mask is None:
+            return
+        self._impose(target, mask)
+        if "hidden" in saved:
+            with torch.no_grad():
+                target.parameter[~mask] = saved["hidden"].to(target.parameter)
+
+    def _saved_mask(self, target: Target, saved: Mapping[str, Any]) -> Tensor | None:
+        """The mask in a state, on the device and in the memory format of the parameter."""
+        if "bits" not in saved or list(target.parameter.shape) != list(saved["shape"]):
+            return None
+        mask = cut(unpack(saved["bits"], saved["shape"]), target.parameter.detach())
+        if is_sharded(mask):
+            return mask
+        return torch.empty_like(target.parameter, dtype=torch.bool, requires_grad=False).copy_(mask)
+
+
+def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:
+    """Raises ValueError if another run prunes a tensor of this one."""
+    shared = [name for other in others for name in run.overlap(other)]
+    if shared:
+        raise ValueError(
+            f"two PruningCallbacks select the same tensors: {', '.join(shared)}; tell them apart by parameters= and "
+            "exclude="
+        )
+
+
+def refuse_other(theirs: str, mine: str) -> None:
+    """Raises ValueError if a state belongs to another plan."""
+    if theirs != mine:
+        raise ValueError(
+            f"the checkpoint was written under another pruning plan:\n  {theirs}\nthis one is\n  {mine}\nTo begin "
+            "this plan from the checkpoint's weights, load them into the model and give keep_zeros=True."
+        )
+
+
+def sparsity_of(runs: Sequence[PruningRun]) -> float:
+    """Share of masked weights among those that several runs selected."""
+    total = sum(run.total for run in runs)
+    return sum(run.zeros for run in runs) / total if total else 0.0
+
+
+def _tensor_state(target: Target) -> dict[str, Any]:
+    """A mask as bits, and the values under it where an optimizer or a user made them non-zero."""
+    mask, parameter = target.alive, target.parameter.detach()
+    state: dict[str, Any] = {"shape": list(parameter.shape)}
+    if mask is not None:
+        state["bits"] = pack_whole(mask)
+        if not is_sharded(mask) and attribute.hidden_values(parameter, mask):
+            state["hidden"] = parameter[~mask].cpu()
+    return state
+
+
+def _restore_plain(target: Target, impose: Callable[[Target, Tensor], None]) -> None:
+    """Ends the layout in which ``target`` was pruned before, and imposes the same mask anew."""
+    mask = target.alive
+    if mask is None:
+        return
+    mask = mask.clone()
+    for module, name in target.owners:
+        if attribute.layout_of(module, name) is not None:
+            remove(module, name)
+    impose(target, mask)
+
+
+@contextmanager
+def _own_randomness(key: str, targets: Sequence[Target]) -> Iterator[None]:
+    """Seeds torch's global generators for an event and gives them their states back afterwards."""
+    devices = sorted({t.parameter.device.index for t in targets if t.parameter.device.type == "cuda"})
+    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for index in devices:
+            torch.cuda.default_generators[index].manual_seed(seed)
+        yield

@@ -1,0 +1,1 @@
+"""How masks and tensors are computed: arrays in, arrays out. Internal."""

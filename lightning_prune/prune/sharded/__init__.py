@@ -1,0 +1,1 @@
+"""Tensors that are split over ranks. Internal."""

@@ -1,0 +1,204 @@
+"""Which pruning method is used, and with which arguments."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.utils.prune as torch_prune
+
+from lightning_prune.prune.amounts import canonical_amount
+from lightning_prune.prune.arguments import one_of
+from lightning_prune.prune.container import AnyMethod
+from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
+from lightning_prune.targets.select import Target
+
+Method = str | type[AnyMethod] | Callable[..., AnyMethod]
+
+_NAMED: dict[str, type[AnyMethod]] = {
+    "l1_unstructured": L1Unstructured,
+    "random_unstructured": RandomUnstructured,
+    "ln_structured": LnStructured,
+    "random_structured": RandomStructured,
+}
+_OURS: dict[Any, type[AnyMethod]] = {
+    torch_prune.L1Unstructured: L1Unstructured,
+    torch_prune.RandomUnstructured: RandomUnstructured,
+    torch_prune.LnStructured: LnStructured,
+    torch_prune.RandomStructured: RandomStructured,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pruning method class with its fixed arguments.
+
+    Attributes:
+        cls: The class of the method, of this package, torch or the user's own.
+        kwargs: Arguments that are the same for every tensor and event.
+        dim: Dimension of the channels for structured methods: a number, ``"out"`` or ``"in"``.
+        amount: How much an event prunes, if that came with the method.
+    """
+
+    cls: type[AnyMethod]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dim: int | str = "out"
+    amount: int | float | None = None
+
+    @property
+    def structured(self) -> bool:
+        """Whether whole channels are pruned."""
+        return getattr(self.cls, "PRUNING_TYPE", None) == "structured"
+
+    @property
+    def takes_amount(self) -> bool:
+        """Whether the method can be told how much to prune."""
+        return "amount" in _parameters(self.cls)
+
+    def amount_or(self, amount: int | float | None) -> int | float | None:
+        """The amount that came with the method, or another one.
+
+        Args:
+            amount: One given beside the method, ``None`` = none.
+
+        Raises:
+            ValueError: If both are given, or it is out of range.
+            TypeError: If it is no number.
+        """
+        if amount is None:
+            return self.amount
+        if self.amount is not None:
+            raise ValueError(f"amount={amount!r} is given, and amount={self.amount!r} to the method: give one")
+        return canonical_amount(amount)
+
+    def make(self, amount: int | float | None, dim: int | None = None) -> AnyMethod:
+        """A method for one event.
+
+        Args:
+            amount: Passed on if the method takes one.
+            dim: Passed on if the method takes one and none is fixed.
+        """
+        given = {"amount": amount, "dim": dim}
+        wanted = {name: value for name, value in given.items() if value is not None and name in _parameters(self.cls)}
+        return self.cls(**{**self.kwargs, **wanted})
+
+    def channel_dim(self, target: Target) -> int:
+        """The dimension along which a structured method counts the channels of a tensor, from the front.
+
+        Args:
+            target: The tensor.
+
+        Raises:
+            ValueError: If it has fewer than two dimensions.
+            IndexError: If it has no such dimension.
+        """
+        shape = tuple(target.parameter.shape)
+        if len(shape) < 2:
+            raise ValueError(
+                f"'{target.name}' of shape {shape} has no channels for {self.cls.__name__}: exclude it, or prune it "
+                "with an unstructured method"
+            )
+        if "dim" in _parameters(self.cls):
+            return target.channel_dim(self.dim)
+        return target.channel_dim(int(getattr(self.make(0), "dim", 0)))
+
+    def __str__(self) -> str:
+        """In words that are the same in every process."""
+        arguments = [f"{key}={_words(value)}" for key, value in sorted(self.kwargs.items())]
+        arguments += [f"dim={self.dim!r}"] if self.structured and "dim" in _parameters(self.cls) else []
+        return f"{self.cls.__name__}({', '.join(arguments)})"
+
+
+def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Mapping[str, Any] | None) -> Recipe:
+    """The recipe that some arguments of the callback describe.
+
+    Args:
+        method: A name, a class of pruning methods or its import path (``"package.module.Class"``), or a
+            ``functools.partial`` of one.
+        n: The norm, for methods that take one.
+        dim: The channels' dimension, for structured methods; ``kwargs`` may hold another one.
+        kwargs: More arguments of the method.
+
+    Raises:
+        ValueError: If the name is unknown or an argument is missing.
+        TypeError: If it is not a pruning method or does not take an argument.
+    """
+    cls, fixed = _resolve(method)
+    given = {**fixed, **(kwargs or {})}
+    accepted = _parameters(cls)
+    unknown = [key for key in given if key not in accepted]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        raise TypeError(
+            f"{cls.__name__} does not take {', '.join(unknown)}; its arguments are {', '.join(accepted) or 'none'}"
+        )
+    if "n" in accepted:
+        given.setdefault("n", n)
+    missing = [name for name in _required(accepted) if name not in (*given, "amount", "dim")]
+    if missing:
+        raise ValueError(f"{cls.__name__} needs {', '.join(missing)}: give it in method_kwargs or by functools.partial")
+    amount, dim = given.pop("amount", None), given.pop("dim", dim)
+    if isinstance(dim, str):
+        one_of("dim", dim, ("out", "in"))
+    return Recipe(cls, given, dim, None if amount is None else canonical_amount(amount))
+
+
+def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:
+    if isinstance(method, str):
+        return _resolve(_imported(method)) if "." in method else (_named(method), {})
+    if isinstance(method, functools.partial):
+        if method.args:
+            raise TypeError(f"give the arguments of {method.func!r} by name, got {method.args!r} by position")
+        cls, fixed = _resolve(method.func)
+        return cls, {**fixed, **method.keywords}
+    if isinstance(method, type) and issubclass(method, torch_prune.BasePruningMethod):
+        return _OURS.get(method, method), {}
+    raise TypeError(
+        "method should be a name, a subclass of BasePruningMethod (of lightning_prune.prune or "
+        f"torch.nn.utils.prune) or a functools.partial of one, got {method!r}"
+    )
+
+
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [name for name, p in parameters.items() if p.default is p.empty and p.kind in named]
+
+
+def _named(name: str) -> type[AnyMethod]:
+    if name not in _NAMED:
+        raise ValueError(
+            f"method={name!r} is unknown; known are {', '.join(_NAMED)}, or give a class or its import path"
+        )
+    return _NAMED[name]
+
+
+def _imported(path: str) -> Any:
+    """What an import path such as ``"package.module.Class"`` names."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"method={path!r} cannot be imported: {error}") from error
+
+
+def _words(value: Any) -> str:
+    """A value in words that are the same in every process: no addresses."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return repr(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _parameters(cls: type[AnyMethod]) -> dict[str, inspect.Parameter]:
+    """What the constructor takes, with what it passes on to that of its base by ``**kwargs``."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        own = dict(list(inspect.signature(vars(base)["__init__"]).parameters.items())[1:])  # without self
+        found = {**own, **found}
+        if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            break
+    return found

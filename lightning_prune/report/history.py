@@ -1,0 +1,84 @@
+"""How sparse a model was over a fit: read from a log on disk, or taken from pruning events."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lightning_prune.fit.run import PruningEvent
+from lightning_prune.schedules.plan import Clock
+
+Points = tuple[tuple[int, float], ...]
+"""(time, share of zeros) pairs in order."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Shares of zeros over time.
+
+    Attributes:
+        unit: What times count: ``"epoch"`` or ``"step"``.
+        sparsity: That of all selected weights.
+        target: What a schedule asked for; empty if there was none.
+        tensors: That of single tensors, by name.
+    """
+
+    unit: Clock
+    sparsity: Points
+    target: Points = ()
+    tensors: Mapping[str, Points] = field(default_factory=dict)
+
+
+def read_csv(path: str | os.PathLike[str], prefix: str = "", unit: Clock = "epoch") -> History:
+    """The history in the file of Lightning's ``CSVLogger``.
+
+    Args:
+        path: The ``metrics.csv``, or the folder that holds it.
+        prefix: The ``log_prefix`` of the callback.
+        unit: Which column times are taken from: the unit of the plan, ``"epoch"`` or ``"step"``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it has no sparsity, or ``unit`` is another word.
+    """
+    if unit not in ("step", "epoch"):
+        raise ValueError(f"unit should be 'step' or 'epoch', got {unit!r}")
+    path = os.path.join(path, "metrics.csv") if os.path.isdir(path) else path
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    key = f"{prefix}sparsity"
+    columns = {name: _points(rows, name, unit) for name in (rows[0] if rows else ()) if name.startswith(key)}
+    if not columns.get(key):
+        raise ValueError(
+            f"'{os.fspath(path)}' has no values of '{key}'; its columns are {', '.join(rows[0] if rows else ())}"
+        )
+    whole, target = columns.pop(key), columns.pop(f"{key}/target", ())
+    return History(unit, whole, target, {name.removeprefix(f"{key}/"): points for name, points in columns.items()})
+
+
+def of_events(events: Sequence[PruningEvent], sizes: Mapping[str, int], unit: Clock = "epoch") -> History:
+    """The history that pruning events make.
+
+    Args:
+        events: The events in order, as ``PruningCallback.on_pruned`` is given them.
+        sizes: Number of weights of each tensor, by name.
+        unit: What the plan counts times in.
+
+    Example:
+        >>> from lightning_prune import Demand
+        >>> event = PruningEvent(Demand(3, sparsity=0.4), zeros=5, total=10, before=0, tensors={"a": 1, "b": 4})
+        >>> of_events([event], {"a": 2, "b": 8})
+        History(unit='epoch', sparsity=((3, 0.5),), target=((3, 0.4),), tensors={'a': ((3, 0.5),), 'b': ((3, 0.5),)})
+    """
+    return History(
+        unit,
+        tuple((e.demand.time, e.sparsity) for e in events),
+        tuple((e.demand.time, e.demand.sparsity) for e in events if e.demand.sparsity is not None),
+        {name: tuple((e.demand.time, e.tensors[name] / n) for e in events) for name, n in sizes.items()},
+    )
+
+
+def _points(rows: Sequence[Mapping[str, str]], name: str, unit: str) -> Points:
+    return tuple((int(row[unit]), float(row[name])) for row in rows if row[name] and row[unit])

@@ -1,0 +1,262 @@
+"""Tables of what is pruned: of models, of checkpoint files, of a fit at its start and its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torch import Tensor, nn
+
+from lightning_prune.export.files import load_state_dict, module_of
+from lightning_prune.metrics.functional import chosen, value_of
+from lightning_prune.targets.patterns import Patterns
+from lightning_prune.targets.select import Target
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = ("tensor", "shape", "weights", "zeros", "sparsity", "dead channels", "share of zeros")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor.
+
+    Attributes:
+        name: Full name in the model.
+        shape: Its shape.
+        weights: Number of entries.
+        zeros: How many of them are zero, as the forward sees them.
+        channels: Number of output channels, ``None`` for vectors.
+        dead_channels: Output channels of which nothing is left, ``None`` for vectors.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    weights: int
+    zeros: int
+    channels: int | None = None
+    dead_channels: int | None = None
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros."""
+        return self.zeros / self.weights if self.weights else 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Tensors and their zeros; prints as a table, with ``rich.print`` as a rich one.
+
+    Attributes:
+        rows: One for each tensor.
+        title: What the table is about.
+        notes: Lines below it.
+        planned: Share of zeros that was planned over all these tensors, if any was.
+
+    Example:
+        >>> print(Summary((Row("fc.weight", (2, 3), 6, 4, 2, 1), Row("fc.bias", (2,), 2, 0)), planned=0.5))
+        tensor     shape  weights  zeros  sparsity  dead channels  share of zeros
+        fc.weight  2x3          6      4    66.67%            1/2         100.00%
+        fc.bias    2            2      0     0.00%              -           0.00%
+        reached                 8      4    50.00%            1/2         100.00%
+        planned                        4    50.00%
+    """
+
+    rows: tuple[Row, ...]
+    title: str = ""
+    notes: tuple[str, ...] = ()
+    planned: float | None = None
+
+    @property
+    def weights(self) -> int:
+        """Entries of all tensors."""
+        return sum(row.weights for row in self.rows)
+
+    @property
+    def zeros(self) -> int:
+        """Zeros of all tensors."""
+        return sum(row.zeros for row in self.rows)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros over all tensors."""
+        return self.zeros / self.weights if self.weights else 0.0
+
+    def share(self, row: Row) -> float:
+        """The part of all zeros that lies in one tensor."""
+        return row.zeros / self.zeros if self.zeros else 0.0
+
+    def __str__(self) -> str:
+        """All rows as plain aligned text."""
+        return self.text()
+
+    def text(self, limit: int | None = None) -> str:
+        """Plain aligned text.
+
+        Args:
+            limit: Show at most so many tensors, the first and the last ones; all by default.
+        """
+        lines = [_COLUMNS, *_cells(self, limit), *_totals(self)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+        table = ["  ".join(_aligned(line, widths)).rstrip() for line in lines]
+        return "\n".join([*([self.title] if self.title else []), *table, *self.notes])
+
+    def __rich__(self) -> Table:
+        """The same as a rich table."""
+        return self.table()
+
+    def table(self, limit: int | None = None) -> Table:
+        """A rich table.
+
+        Args:
+            limit: Show at most so many tensors, the first and the last ones; all by default.
+        """
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
+        caption = Text("\n".join(self.notes)) if self.notes else None
+        table = Table(title=self.title or None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.title_justify = table.caption_justify = "left"
+        # On a narrow terminal names are folded; numbers stay whole as long as there is room for them.
+        table.add_column(_COLUMNS[0], overflow="fold", min_width=8)
+        for i, column in enumerate(_COLUMNS[1:]):
+            table.add_column(column.replace(" ", "\n", 1), justify="right" if i else "left", no_wrap=True)
+        cells = _cells(self, limit)
+        for i, line in enumerate(cells):
+            table.add_row(*map(Text, line), end_section=i == len(cells) - 1)
+        for line in _totals(self):
+            table.add_row(*map(Text, line), style="bold")
+        return table
+
+
+def summary(
+    source: nn.Module | str | os.PathLike[str], parameters: Patterns = None, exclude: Patterns = None
+) -> Summary:
+    """What is zero in a model or a checkpoint file.
+
+    Args:
+        source: Any module (dense, pruned, or with its pruning made permanent), or a file that ``torch.save`` or
+            Lightning wrote, with or without the masks of ``torch.nn.utils.prune`` or ``ModelPruning``. Of a file only
+            tensors and plain values are read: code in it is never executed.
+        parameters: Which tensors, as for :func:`lightning_prune.metrics.sparsity`; all parameters by default. In a
+            file they are told by their names alone, and running statistics of norms are left out.
+        exclude: Which tensors not.
+
+    Returns:
+        A table as a value. Output channels are those of the first dimension, or of the second in ConvTranspose and
+        Embedding layers (in a file, which says nothing about layers, of the first).
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file holds no state dict of tensors, or more than tensors and plain values.
+
+    Example:
+        >>> from lightning_prune.prune import l1_unstructured
+        >>> table = summary(l1_unstructured(nn.Linear(4, 2), "weight", amount=6))
+        >>> table.sparsity, table.rows[0].zeros
+        (0.6, 6)
+    """
+    if isinstance(source, nn.Module):
+        return Summary(rows_of(chosen(source, parameters, exclude)), type(source).__name__)
+    model = module_of(load_state_dict(source))
+    return Summary(rows_of(chosen(model, parameters, exclude)), os.path.basename(source))
+
+
+def start(model: nn.Module, targets: Sequence[Target], plan: str) -> Summary:
+    """The table at the start of a fit: what is selected, and the plan.
+
+    Args:
+        model: The whole model.
+        targets: What is selected.
+        plan: Method and plan in words.
+    """
+    whole = sum(p.numel() for p in model.parameters())
+    chosen_weights = sum(t.parameter.numel() for t in targets)
+    share = f"{len(targets)} tensors with {chosen_weights:,} of {whole:,} weights ({chosen_weights / whole:.1%})"
+    return Summary(rows_of(targets), "pruning: selection and plan", (share, plan))
+
+
+def end(targets: Sequence[Target], planned: float | None = None) -> Summary:
+    """The table at the end of a fit: what was reached, and what was planned.
+
+    Args:
+        targets: What was selected; their pruning may be permanent by now.
+        planned: Share of zeros that the plan ends at, if it says one.
+    """
+    return Summary(rows_of(targets), "pruning: planned and reached", planned=planned)
+
+
+def show(table: Summary, file: TextIO | None = None, limit: int | None = 40) -> None:
+    """Prints a table: a rich one on a terminal where rich is installed, else plain text.
+
+    Args:
+        table: What to print.
+        file: Where to; the standard output by default.
+        limit: Show at most so many tensors, the first and the last ones; ``None``: all.
+    """
+    file = sys.stdout if file is None else file
+    console = _terminal(file)
+    if console is None:
+        print(table.text(limit), file=file)
+    else:
+        console.print(table.table(limit))
+
+
+def rows_of(targets: Iterable[Target]) -> tuple[Row, ...]:
+    """One row for each target, by the values that the forward sees."""
+    return tuple(_row(target, value_of(target)) for target in targets)
+
+
+def _row(target: Target, value: Tensor) -> Row:
+    zeros = value.numel() - int(value.count_nonzero())
+    if value.dim() < 2:
+        return Row(target.name, tuple(value.shape), value.numel(), zeros)
+    dim = target.channel_dim("out")
+    alive = (value != 0).movedim(dim, 0).flatten(1).any(dim=1)
+    dead = alive.numel() - int(alive.count_nonzero())
+    return Row(target.name, tuple(value.shape), value.numel(), zeros, alive.numel(), dead)
+
+
+def _terminal(file: TextIO) -> Any:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return None
+    console = Console(file=file)
+    return console if console.is_terminal else None
+
+
+def _cells(table: Summary, limit: int | None) -> list[tuple[str, ...]]:
+    if limit is None or len(table.rows) <= limit:
+        return [_line(table, row) for row in table.rows]
+    first = (limit + 1) // 2
+    last = len(table.rows) - (limit - first)
+    skipped = (f"... {last - first} more", *[""] * (len(_COLUMNS) - 1))
+    return [*(_line(table, r) for r in table.rows[:first]), skipped, *(_line(table, r) for r in table.rows[last:])]
+
+
+def _line(table: Summary, row: Row) -> tuple[str, ...]:
+    shape = "x".join(map(str, row.shape)) or "scalar"
+    dead = "-" if row.channels is None else f"{row.dead_channels:,}/{row.channels:,}"
+    return row.name, shape, f"{row.weights:,}", f"{row.zeros:,}", f"{row.sparsity:.2%}", dead, f"{table.share(row):.2%}"
+
+
+def _totals(table: Summary) -> list[tuple[str, ...]]:
+    dead = sum(row.dead_channels or 0 for row in table.rows)
+    channels = sum(row.channels or 0 for row in table.rows)
+    whole = f"{float(table.zeros > 0):.2%}"
+    counts = (f"{table.weights:,}", f"{table.zeros:,}", f"{table.sparsity:.2%}", f"{dead:,}/{channels:,}", whole)
+    total = ("total" if table.planned is None else "reached", "", *counts)
+    if table.planned is None:
+        return [total]
+    planned = round(table.planned * table.weights)
+    return [total, ("planned", "", "", f"{planned:,}", f"{table.planned:.2%}", "", "")]
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]

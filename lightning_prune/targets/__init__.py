@@ -1,0 +1,1 @@
+"""Which tensors of a model are pruned."""

@@ -1,0 +1,1 @@
+"""What pruning has to know of Lightning: limits of a Trainer, monitored scores, logs."""

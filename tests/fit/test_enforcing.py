@@ -1,0 +1,245 @@
+"""Both ways of keeping zeros give the same training to the last bit, and leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from lightning_prune import PruningCallback
+from lightning_prune.fit.enforcing import Enforcement
+from lightning_prune.prune.attribute import Layout
+from lightning_prune.schedules.plan import Demand
+from tests.models import Net, is_plain, net, trainer, zeros
+from tests.test_run import network, run_of
+
+WAYS = ("read", "in_place")
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01)
+ADAMW = functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+LBFGS = functools.partial(torch.optim.LBFGS, lr=0.1, max_iter=3, history_size=4)
+
+
+class Manual(Net):
+    """Two steps a batch."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for _ in range(2):
+            self.optimizers().zero_grad()
+            self.manual_backward(self.loss(batch))
+            self.optimizers().step()
+
+
+class Skipping(Net):
+    """Has no loss in the batch after which an accumulated step comes."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx == 2 else super().training_step(batch, batch_idx)
+
+
+class TwoOptimizers(Manual):
+    """One for each layer, by turns, both seeing the gradients of one backward."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            self.clip_gradients(optimizer, 0.5, "norm")
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.first.parameters()), ADAMW(self.last.parameters())
+
+
+class Inside(Callback):
+    """What the parameters hold during the fit."""
+
+    def __init__(self) -> None:
+        self.zeros: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.zeros.append(zeros(pl_module))
+
+
+def fitted(root: Path, enforce: str, make: Any = net, ckpt: Path | None = None, epochs: int = 50, **kwargs: Any) -> Any:
+    """Weights, optimizer states and zeros in the fit, of epochs of 4 batches; 0.3 of what is left at 0, 5 and 10."""
+    torch.manual_seed(0)
+    model, inside = make(), Inside()
+    callback = PruningCallback(
+        amount=0.3,
+        epochs=[0, 5, 10],
+        enforce=enforce,
+        allow_unfinished=epochs < 11,
+        verbose=False,  # type: ignore
+    )
+    fit = trainer(root, callback, inside, epochs=epochs, **kwargs)
+    fit.fit(model, ckpt_path=ckpt)
+    assert is_plain(model)
+    fit.save_checkpoint(root / f"{enforce}.ckpt")
+    states = [optimizer.state_dict()["state"] for optimizer in fit.optimizers]
+    return plain({"weights": model.state_dict(), "states": states}), inside.zeros
+
+
+def plain(state: Any) -> Any:
+    """The same with lists for tensors, so that it can be compared."""
+    if isinstance(state, dict):
+        return {key: plain(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [plain(value) for value in state]
+    return state.tolist() if isinstance(state, Tensor) else state
+
+
+ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}
+TRAININGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD with momentum and decay": (functools.partial(net, optimizer=SGD), {}),
+    "AdamW": (functools.partial(net, optimizer=ADAMW), {}),
+    "clipping by norm": (functools.partial(net, optimizer=SGD), {"gradient_clip_val": 0.5}),
+    "clipping by value": (
+        functools.partial(net, optimizer=ADAMW),
+        {"gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"},
+    ),
+    "accumulation": (functools.partial(net, optimizer=ADAMW), {"accumulate_grad_batches": 4}),
+    "accumulation with a rest": (functools.partial(net, optimizer=SGD), ACCUMULATED),
+    "accumulation with a batch left out": (functools.partial(Skipping, optimizer=SGD), ACCUMULATED),
+    "bf16-mixed": (functools.partial(net, optimizer=SGD), {"precision": "bf16-mixed"}),
+    "two steps a batch": (functools.partial(Manual, optimizer=ADAMW), {}),
+    "two optimizers": (TwoOptimizers, {}),
+    "LBFGS": (functools.partial(net, optimizer=LBFGS), {}),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_both_ways_train_alike_to_the_last_bit(tmp_path: Path, name: str) -> None:
+    make, kwargs = TRAININGS[name]
+    (read, zeros_read), (in_place, zeros_in_place) = (fitted(tmp_path, way, make, **kwargs) for way in WAYS)
+    assert read == in_place
+    assert zeros_read == zeros_in_place == [52] * 20 + [89] * 20 + [115] * 160
+
+
+@pytest.mark.parametrize(("first", "then"), [("read", "in_place"), ("in_place", "read")])
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW])
+def test_a_checkpoint_of_one_way_resumes_in_the_other(tmp_path: Path, first: str, then: str, optimizer: Any) -> None:
+    make = functools.partial(net, optimizer=optimizer)
+    whole, _ = fitted(tmp_path, first, make)
+    fitted(tmp_path, first, make, epochs=8)
+    resumed, zeros_resumed = fitted(tmp_path, then, make, ckpt=tmp_path / f"{first}.ckpt")
+    assert whole == resumed
+    assert zeros_resumed == [89] * 8 + [115] * 160
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="enforce should be 'read' or 'in_place', got 'inplace'"):
+        PruningCallback(enforce="inplace")  # type: ignore[arg-type]
+
+
+def test_in_place_refuses_what_is_no_optimizer_of_torch() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    enforcement = Enforcement(run_of(model, layout=Layout.IN_PLACE))
+    with pytest.raises(TypeError, match=r"must be torch.optim.Optimizer, got builtins.str"):
+        enforcement.start([optimizer, "another kind"])  # type: ignore[list-item]
+    assert len(optimizer._optimizer_step_post_hooks) == 0
+
+
+def test_reading_masks_works_with_any_optimizer() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    enforcement = Enforcement(run_of(model))
+    enforcement.start([optimizer, "another kind"])  # type: ignore[list-item]
+    assert len(optimizer._optimizer_step_post_hooks) == 1
+    enforcement.stop()
+    assert len(optimizer._optimizer_step_post_hooks) == 0
+
+
+def in_place() -> tuple[nn.Sequential, torch.optim.Optimizer, Enforcement, Tensor]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = run_of(model, layout=Layout.IN_PLACE)
+    run.prune(Demand(0, amount=0.5))
+    enforcement = Enforcement(run)
+    enforcement.start([optimizer])
+    alive = run.targets[0].alive
+    assert alive is not None
+    return model, optimizer, enforcement, ~alive
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_gradients_under_the_mask_are_zero_even_if_they_were_not_finite(bad: float) -> None:
+    model, _, enforcement, dead = in_place()
+    model[0].weight.grad = torch.ones(6, 8).masked_fill(dead, bad)
+    enforcement.after_backward()
+    assert torch.equal(model[0].weight.grad, (~dead).float())
+    assert model[2].weight.grad is None
+
+
+def test_whatever_a_step_writes_is_zero_after_it() -> None:
+    """Gradients that no hook has seen, and what a user wrote."""
+    model, optimizer, _, dead = in_place()
+    for _ in range(2):
+        with torch.no_grad():
+            model[0].weight.fill_(3)
+        model[0].weight.grad = torch.ones(6, 8)
+        optimizer.step()
+        assert torch.equal(model[0].weight, 2.9 * (~dead))
+
+
+def test_only_what_an_optimizer_holds_is_written_after_its_step() -> None:
+    model, _, enforcement, dead = in_place()
+    other = torch.optim.SGD(model[2].parameters(), 0.1)
+    enforcement.start([other])
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    model[2](torch.ones(1, 6)).sum().backward()
+    other.step()
+    assert int((model[0].weight == 3).sum()) == 48
+    enforcement.write_zeros()
+    assert torch.equal(model[0].weight, 3.0 * (~dead))
+
+
+def test_a_new_mask_is_followed() -> None:
+    model, _, enforcement, dead = in_place()
+    enforcement.write_zeros()
+    enforcement._run.prune(Demand(1, amount=0.5))
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    enforcement.write_zeros()
+    assert int((model[0].weight == 0).sum()) == 36 > int(dead.sum())
+
+
+def live_bytes() -> int:
+    gc.collect()
+    return sum(t.numel() * t.element_size() for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter))
+
+
+@pytest.mark.parametrize("layout", [Layout.KEPT, Layout.IN_PLACE])
+def test_a_thousand_rounds_leave_nothing_behind(layout: Layout) -> None:
+    """Each masks two more weights of each tensor, and is followed by a step."""
+    model = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50))
+    optimizer = torch.optim.Adam(model.parameters(), 0.001)
+    run = run_of(model, layout=layout)
+    enforcement = Enforcement(run)
+    enforcement.start([optimizer])
+    seen = []
+    for event in range(1, 1001):
+        run.prune(Demand(event, amount=2))
+        optimizer.zero_grad()
+        model(torch.ones(2, 50)).square().sum().backward()
+        enforcement.after_backward()
+        optimizer.step()
+        if event in (10, 1000):
+            seen.append((live_bytes(), len(pickle.dumps(copy.deepcopy(model)))))
+    assert run.zeros == 4000
+    assert seen[0][0] == seen[1][0]
+    assert abs(seen[0][1] - seen[1][1]) < 16  # digits of counts
