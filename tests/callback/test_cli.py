@@ -60,7 +60,7 @@ SCHEDULE = {"class_path": "lightning_prune.Cubic", "init_args": {"final": 0.8, "
         ({"method": "random_unstructured", "schedule": SCHEDULE, "seed": 3, "max_sparsity": 0.9}, 141),
         ({"method": "ln_structured", "n": 1, "dim": "out", "amount": 0.5, "epochs": [0], "parameters": "first"}, 64),
         ({"parameters": ["first.*", "last"], "exclude": "last.*", "amount": 1.0, "epochs": [0]}, 127),
-        ({"method": "tests.test_cli.FirstOnes", "method_kwargs": {"count": 5}, "epochs": [2]}, 10),
+        ({"method": "tests.callback.test_cli.FirstOnes", "method_kwargs": {"count": 5}, "epochs": [2]}, 10),
         ({"method": "torch.nn.utils.prune.L1Unstructured", "amount": 0.25, "epochs": [0]}, 44),
         ({"schedule": SCHEDULE, "scope": "global", "overrides": {"last.weight": 0.5}}, 141),
         ({"schedule": {"class_path": "lightning_prune.Steps", "init_args": {"targets": {0: 0.25, 2: 0.5}}}}, 88),
@@ -117,7 +117,7 @@ def test_l21_values_are_those_of_python(tmp_path: Path) -> None:
         {"scope": "layer"},
         {"frozen": "maybe"},
         {"speed": 3},
-        {"method": "tests.test_cli.Missing"},
+        {"method": "tests.callback.test_cli.Missing"},
     ],
 )
 def test_l21_wrong_types_are_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ def test_l21_wrong_types_are_refused(tmp_path: Path, arguments: dict[str, Any]) 
 
 def test_l21_subclass_with_a_policy_of_its_own(tmp_path: Path) -> None:
     path = written(tmp_path, {"amount": 0.5})
-    path.write_text(path.read_text().replace("lightning_prune.PruningCallback", "tests.test_cli.LateCallback"))
+    path.write_text(path.read_text().replace("lightning_prune.PruningCallback", "tests.callback.test_cli.LateCallback"))
     assert zeros(cli(path, "fit").model) == 44
 
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_prune import Constant, Cubic, Demand, Linear, OneShot, PruningCallback, Schedule, Steps
 from lightning_prune.prune import L1Unstructured
+from tests.callback.test_styles import TwoOptimizers
 from tests.models import Net, Recorder, is_plain, net, random_data, trainer, zeros
-from tests.test_callback_styles import TwoOptimizers
 
 
 class Endless(Net):

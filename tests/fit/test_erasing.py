@@ -17,7 +17,7 @@ from lightning_prune.fit.erasing import averaged_models, erase, fill_second_mome
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import select
-from tests.test_run import network, run_of
+from tests.fit.test_run import network, run_of
 
 
 def trained(optimizer: Any, **kwargs: Any) -> tuple[nn.Sequential, Any]:

@@ -171,7 +171,7 @@ def test_structured_counts_only_channels_that_live() -> None:
 
 
 def test_channels_of_other_methods_cannot_be_ranked_together() -> None:
-    from tests.test_recipe import Columns
+    from tests.pruner.test_method import Columns
 
     run = run_of(network(8, 6, 4))
     with pytest.raises(ValueError, match="Columns cannot rank the channels"):
@@ -182,7 +182,7 @@ def test_channels_of_other_methods_cannot_be_ranked_together() -> None:
 
 
 def test_own_structured_method_along_its_own_dimension() -> None:
-    from tests.test_recipe import Columns
+    from tests.pruner.test_method import Columns
 
     model = network(8, 6, 4)
     run = PruningRun(select(model), Pruner(make_recipe(Columns, 2, "out", None), Budget()), seed=0)

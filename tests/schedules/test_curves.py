@@ -15,7 +15,6 @@ from lightning_prune.schedules import (
     Constant,
     Cosine,
     Cubic,
-    Curve,
     Exponential,
     FromFunction,
     Linear,
@@ -25,6 +24,7 @@ from lightning_prune.schedules import (
     Schedule,
     Steps,
 )
+from lightning_prune.schedules.curves import Curve
 
 
 def ramp(t):
