@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_prune.checkpoint import pack_whole, unpack
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.container import impose
+from lightning_prune.prune.base import impose
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded

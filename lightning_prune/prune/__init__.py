@@ -4,8 +4,7 @@ It has the public API of ``torch.nn.utils.prune`` and knows nothing of Lightning
 """
 
 from lightning_prune.prune.amounts import compute_nparams_to_prune, validate_pruning_amount
-from lightning_prune.prune.base import BasePruningMethod
-from lightning_prune.prune.container import PruningContainer
+from lightning_prune.prune.base import BasePruningMethod, PruningContainer
 from lightning_prune.prune.functional import (
     custom_from_mask,
     global_unstructured,

@@ -1,21 +1,24 @@
-"""BasePruningMethod: how a pruning method computes a mask and how that mask reaches a module."""
+"""BasePruningMethod and PruningContainer: how a method reaches a module, and how one after another is recorded.
+
+A second method makes a container of the first, and a container is a method: so they share a file.
+"""
 
 from __future__ import annotations
 
-import operator
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from itertools import chain, repeat
+from typing import Any, TypeVar, cast, overload
 
 import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.checks import describe, naming, require_prunable, require_pruned, require_shape
 from lightning_prune.prune.kernels.masking import masked
+from lightning_prune.prune.masks import AnyMethod, compute_mask, next_mask, scores_of
 
 Self = TypeVar("Self", bound="BasePruningMethod")
 
@@ -99,8 +102,6 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
             TypeError: If it is not a parameter.
             ValueError: If the amount, the scores or the mask do not fit the tensor.
         """
-        from lightning_prune.prune.container import apply_method
-
         layout = Layout.KEPT if keep_name else Layout.DOCUMENTED
         with naming(describe(module, name)):
             method = cls(*args, **kwargs)
@@ -151,103 +152,156 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         return str(name)
 
 
-def compute_mask(method: torch_prune.BasePruningMethod, t: Tensor, default_mask: Tensor) -> Tensor:
-    """``method.compute_mask``, which torch leaves untyped."""
-    mask: Tensor = method.compute_mask(t, default_mask)  # type: ignore[no-untyped-call]
-    return mask
-
-
 def _plain_state(method: BasePruningMethod) -> dict[str, Any] | None:
     """The arguments of a method with their types, if all of them can be compared, else ``None``."""
     state = {key: (type(value), value) for key, value in vars(method).items()}
     return state if all(kind in (str, int, float, bool, type(None)) for kind, _ in state.values()) else None
 
 
-def describe(module: nn.Module, name: str) -> str:
-    """How messages call a tensor of which only the module is known."""
-    return f"{type(module).__name__}.{name}"
+class PruningContainer(torch_prune.PruningContainer, BasePruningMethod):
+    """The pruning methods that were applied to one tensor, in order.
+
+    Equal methods in a row are stored once with their number, so a history of any length stays small.
+
+    Args:
+        *methods: Pruning methods that act on the same tensor name.
+
+    Example:
+        >>> from lightning_prune.prune import l1_unstructured
+        >>> layer = l1_unstructured(l1_unstructured(nn.Linear(4, 4), "weight", 0.5), "weight", amount=2)
+        >>> container = next(iter(layer._forward_pre_hooks.values()))
+        >>> list(container), len(container)
+        ([L1Unstructured(amount=0.5), L1Unstructured(amount=2)], 2)
+        >>> int(layer.weight_mask.sum())
+        6
+    """
+
+    PRUNING_TYPE = "container"
+
+    def __init__(self, *methods: AnyMethod) -> None:
+        self._runs: list[tuple[AnyMethod, int]] = []
+        if methods and hasattr(methods[0], "_tensor_name"):
+            self._tensor_name = methods[0]._tensor_name
+        for method in methods:
+            self.add_pruning_method(method)
+
+    @property
+    def _pruning_methods(self) -> tuple[AnyMethod, ...]:  # type: ignore[override]
+        return tuple(self)
+
+    def add_pruning_method(self, method: AnyMethod) -> None:
+        """Adds a method at the end.
+
+        Args:
+            method: A pruning method, of this package or of torch, for the same tensor name.
+
+        Raises:
+            TypeError: If it is not a pruning method.
+            ValueError: If it acts on another tensor name.
+        """
+        if not isinstance(method, AnyMethod):
+            raise TypeError(f"a pruning method is wanted, got {type(method).__name__}")
+        mine, theirs = getattr(self, "_tensor_name", None), getattr(method, "_tensor_name", None)
+        if mine != theirs:
+            raise ValueError(f"this container prunes '{mine}', the method prunes '{theirs}'")
+        last, count = self._runs[-1] if self._runs else (None, 0)
+        if last is not None and (last is method or last == method):
+            self._runs[-1] = (last, count + 1)
+        else:
+            self._runs.append((method, 1))
+
+    def __len__(self) -> int:
+        """Number of methods applied so far."""
+        return sum(count for _, count in self._runs)
+
+    def __iter__(self) -> Iterator[AnyMethod]:
+        """The methods in order."""
+        return chain.from_iterable(repeat(method, count) for method, count in self._runs)
+
+    @overload
+    def __getitem__(self, idx: int) -> AnyMethod: ...
+    @overload
+    def __getitem__(self, idx: slice) -> tuple[AnyMethod, ...]: ...
+    def __getitem__(self, idx: int | slice) -> AnyMethod | tuple[AnyMethod, ...]:
+        """One method, or a tuple of them for a slice."""
+        return tuple(self)[idx]
+
+    def __repr__(self) -> str:
+        """The methods, equal ones in a row as a product."""
+        runs = (repr(method) if count == 1 else f"{count} x {method!r}" for method, count in self._runs)
+        return f"PruningContainer({', '.join(runs)})"
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        """The mask of the latest method on what ``default_mask`` leaves, combined with it.
+
+        Args:
+            t: Importance scores, shape of the tensor.
+            default_mask: Mask so far, same shape.
+
+        Returns:
+            The combined mask, in the dtype of ``default_mask``.
+
+        Raises:
+            ValueError: If the container is empty or the method's mask is not a mask of the right shape.
+        """
+        if not self._runs:
+            raise ValueError("the container holds no pruning method")
+        keep = next_mask(self._runs[-1][0], t, default_mask != 0)
+        return keep.to(default_mask.dtype)
 
 
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Puts the name of a tensor before the message of an error; errors of users' own classes stay as they are."""
-    try:
-        yield
-    except Exception as error:
-        if type(error) not in (TypeError, ValueError, IndexError, RuntimeError):
-            raise
-        raise type(error)(f"{where}: {error}") from error
+def apply_method(
+    method: AnyMethod, module: nn.Module, name: str, importance_scores: Tensor | None, layout: Layout
+) -> BasePruningMethod:
+    """Computes the next mask of ``module.name`` and imposes it; raises before anything changed."""
+    require_prunable(module, name, layout)
+    scores = scores_of(module, name, importance_scores)
+    method._tensor_name = name  # as in torch, known to the method when it computes its mask
+    with naming(describe(module, name)):
+        keep = next_mask(method, scores, attribute.alive_mask(module, name))
+    return impose(method, module, name, keep, layout)
 
 
-def require_parameter(module: nn.Module, name: str) -> nn.Parameter:
-    """The parameter behind ``module.name``, or an error that says what is there instead."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"a module is wanted to prune '{name}' of, got {type(module).__name__}")
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a parameter of {type(module).__name__} is wanted, got {name!r}")
-    where = describe(module, name)
-    if attribute.layout_of(module, name) is not None:
-        return attribute.stored_parameter(module, name)
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(f"{where} belongs to a TorchScript module, which cannot change: prune before scripting")
-    if name.endswith("_orig") and attribute.layout_of(module, name.removesuffix("_orig")) is not None:
-        raise ValueError(f"{where} is what is stored of a pruned tensor: prune '{name.removesuffix('_orig')}' instead")
-    if name not in module._parameters:
-        _raise_not_a_parameter(module, name)
-    if any(isinstance(p, UninitializedParameter) for p in module._parameters.values()):
-        raise ValueError(f"{where} has no shape yet (a lazy module before its first call): call it once, then prune")
-    parameter = module._parameters[name]
-    if parameter is None:
-        raise TypeError(f"{where} is None (the module was made without it): there is nothing to prune")
-    return parameter
-
-
-def _raise_not_a_parameter(module: nn.Module, name: str) -> None:
-    where = describe(module, name)
-    hooks = module._forward_pre_hooks.values()
-    if any(isinstance(h, torch_prune.BasePruningMethod) and h._tensor_name == name for h in hooks):
-        raise ValueError(
-            f"{where} was pruned by torch.nn.utils.prune: call torch.nn.utils.prune.remove(module, '{name}') "
-            "first, then prune it here (its zeros can be kept with custom_from_mask)"
-        )
-    names = ", ".join(n for n, p in module.named_parameters(recurse=False) if p is not None) or "none"
-    if not hasattr(module, name):
-        raise AttributeError(f"{where} does not exist; parameters of this module: {names}")
-    raise TypeError(f"{where} {_what_it_is(module, name)}; parameters of this module: {names}")
-
-
-def _what_it_is(module: nn.Module, name: str) -> str:
-    if is_parametrized(module, name):
-        return f"is parametrized: prune the tensors of module.parametrizations['{name}'] (such as 'original') instead"
-    value = getattr(module, name)
-    if isinstance(value, nn.Parameter):
-        return "is a parameter of a module inside this one (a wrapper, such as torch.compile's): prune it there"
-    return f"is not a parameter but a {type(value).__name__}"
-
-
-def require_pruned(module: nn.Module, name: str) -> None:
-    """Raises ValueError unless ``module.name`` is pruned."""
+def impose(method: AnyMethod, module: nn.Module, name: str, keep: Tensor, layout: Layout) -> BasePruningMethod:
+    """Puts a boolean mask on ``module.name`` (in its layout if it is pruned already) and records the method."""
     if attribute.layout_of(module, name) is None:
-        pruned = ", ".join(attribute.masked_names(module)) or "none"
-        raise ValueError(f"{describe(module, name)} is not pruned; pruned tensors of this module: {pruned}")
+        require_prunable(module, name, layout)
+        attribute.attach(module, name, keep, layout)
+    else:
+        attribute.set_mask(module, name, keep)
+    return _record(module, name, _light(method))
 
 
-def require_shape(tensor: Tensor, like: Tensor, what: str, of: str) -> None:
-    """Raises unless both are tensors of the same shape."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{what} should be a tensor of the shape {tuple(like.shape)} of {of}, got {tensor!r}")
-    if tensor.shape != like.shape:
-        raise ValueError(f"{what} should have the shape {tuple(like.shape)} of {of}, got {tuple(tensor.shape)}")
+def _light(method: AnyMethod) -> AnyMethod:
+    """The method for the history: without its tensors, which would pile up, and generators, which do not pickle."""
+    record = copy.copy(method)
+    for key, value in vars(method).items():
+        if isinstance(value, torch.Generator) or (isinstance(value, Tensor) and value.dim() > 0):
+            setattr(record, key, None)
+    return record
 
 
-def require_channels(t: Tensor, dim: int) -> int:
-    """The dimension counted from the front, or an error if the tensor has no channels along it."""
-    if t.dim() < 2:
-        raise ValueError(
-            f"structured pruning needs a tensor of at least two dimensions, got shape {tuple(t.shape)}; "
-            "prune biases and other vectors with an unstructured method"
-        )
-    dim = operator.index(dim)
-    if not -t.dim() <= dim < t.dim():
-        raise IndexError(f"dim={dim} does not exist in a tensor of shape {tuple(t.shape)}")
-    return dim % t.dim()
+def find_hook(module: nn.Module, name: str) -> tuple[int, AnyMethod] | None:
+    """Key and method of the forward pre-hook that records the pruning of ``module.name``."""
+    for key, hook in module._forward_pre_hooks.items():
+        if isinstance(hook, AnyMethod) and hook._tensor_name == name:
+            return key, hook
+    return None
+
+
+def _record(module: nn.Module, name: str, method: AnyMethod) -> BasePruningMethod:
+    """Adds a method to the history; the hook keeps its place among the user's hooks."""
+    method._tensor_name = name
+    found = find_hook(module, name)
+    if found is None:
+        hook = method if isinstance(method, BasePruningMethod) else PruningContainer(method)
+        module.register_forward_pre_hook(hook)
+        return hook
+    key, earlier = found
+    if isinstance(earlier, PruningContainer):
+        container = earlier
+    else:
+        methods = earlier if isinstance(earlier, torch_prune.PruningContainer) else [earlier]
+        container = module._forward_pre_hooks[key] = PruningContainer(*methods)
+    container.add_pruning_method(method)
+    return container

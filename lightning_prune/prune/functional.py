@@ -10,8 +10,8 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
-from lightning_prune.prune.base import require_pruned
-from lightning_prune.prune.container import find_hook
+from lightning_prune.prune.base import find_hook
+from lightning_prune.prune.checks import require_pruned
 from lightning_prune.prune.global_pruning import global_masks as global_masks
 from lightning_prune.prune.global_pruning import global_unstructured as global_unstructured
 from lightning_prune.prune.methods import (

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.base import describe
-from lightning_prune.prune.container import AnyMethod, impose, next_mask, require_prunable, scores_of
+from lightning_prune.prune.base import impose
+from lightning_prune.prune.checks import describe, require_prunable
+from lightning_prune.prune.masks import AnyMethod, next_mask, scores_of
 from lightning_prune.prune.methods import CustomFromMask, RankedUnstructured
 
 Pair = tuple[nn.Module, str]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.amounts import canonical_amount, compute_nparams_to_prune, validate_pruning_amount
-from lightning_prune.prune.base import BasePruningMethod, require_channels, require_shape
-from lightning_prune.prune.container import require_binary
+from lightning_prune.prune.base import BasePruningMethod
+from lightning_prune.prune.checks import require_binary, require_channels, require_shape
 from lightning_prune.prune.kernels.norms import channel_norms
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.smallest import keep_masks

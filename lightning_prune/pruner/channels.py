@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.container import AnyMethod
+from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import LnStructured, RandomStructured, RankedStructured
 from lightning_prune.prune.sharded.tensors import (
     channel_sums,

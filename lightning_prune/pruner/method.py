@@ -13,7 +13,7 @@ import torch.nn.utils.prune as torch_prune
 
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.prune.arguments import one_of
-from lightning_prune.prune.container import AnyMethod
+from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
 from lightning_prune.targets.select import Target
 

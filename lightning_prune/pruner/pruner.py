@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lightning_prune.prune.amounts import compute_nparams_to_prune
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.base import naming
-from lightning_prune.prune.container import next_mask, require_prunable
+from lightning_prune.prune.checks import naming, require_prunable
 from lightning_prune.prune.functional import global_masks
+from lightning_prune.prune.masks import next_mask
 from lightning_prune.prune.sharded.tensors import dead_entries
 from lightning_prune.pruner.budgets import Budget, TensorSize
 from lightning_prune.pruner.channels import channel_counts, global_channels, kept_channels, require_channel_scores

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_prune.metrics import effective_flops
 from lightning_prune.prune import custom_from_mask, l1_unstructured, remove_all
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.container import impose
+from lightning_prune.prune.base import impose
 from lightning_prune.prune.methods import CustomFromMask
 
 

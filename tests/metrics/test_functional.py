@@ -5,7 +5,7 @@ from torch import nn
 from lightning_prune import metrics
 from lightning_prune.prune import custom_from_mask, l1_unstructured, remove_all
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.container import impose
+from lightning_prune.prune.base import impose
 from lightning_prune.prune.methods import CustomFromMask
 
 

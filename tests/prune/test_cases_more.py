@@ -32,7 +32,7 @@ from lightning_prune.prune import (
     sparsity,
 )
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.container import apply_method
+from lightning_prune.prune.base import apply_method
 from tests.prune.modules import LeNet, ReadsChild, assert_refused, history, linear, stored, train_step, zeros
 
 METHODS: list[Callable[..., nn.Module]] = [

@@ -15,7 +15,7 @@ from lightning_prune.prune import (
     RandomUnstructured,
 )
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.container import apply_method
+from lightning_prune.prune.base import apply_method
 from tests.prune.modules import EveryOther, assert_refused, history, linear, stored, zeros
 
 ROWS = [[3.0, -4.0], [1.0, 1.0], [2.0, 0.5]]

@@ -1,0 +1,79 @@
+"""The next mask of a tensor: what a pruning method leaves of what the ones before it left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.utils.prune as torch_prune
+from torch import Tensor, nn
+
+from lightning_prune.prune.checks import describe, require_binary, require_channels, require_parameter, require_shape
+
+AnyMethod = torch_prune.BasePruningMethod
+
+
+def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor:
+    """The boolean mask after ``method``: never True where ``alive`` is not.
+
+    Args:
+        method: Method of this package or of torch.
+        scores: Importance scores, shape of the tensor.
+        alive: Boolean mask so far, ``None`` = nothing pruned.
+
+    Returns:
+        Boolean mask, True = kept, on the device of ``scores``.
+
+    Raises:
+        ValueError: If the method gives a mask of a wrong shape or with values other than 0 and 1.
+    """
+    before = torch.ones_like(scores, dtype=torch.bool) if alive is None else alive
+    if getattr(type(method).compute_mask, "ranks_alive", False):
+        return compute_mask(method, scores, before)
+    region = _region(method, before, first=alive is None)
+    part = scores.clone() if region is ... else scores[region]
+    default = before[region].to(part.real.dtype if part.is_complex() else part.dtype)
+    keep = before.clone()
+    keep[region] &= _as_binary(method, compute_mask(method, part, default), default)
+    return keep
+
+
+def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:
+    """Index of the part of the tensor that a method of this type is shown: at first all of it, in its shape."""
+    kind = getattr(method, "PRUNING_TYPE", None)
+    if first and kind in ("unstructured", "structured"):
+        return ...
+    if kind == "unstructured":
+        return alive
+    if kind == "structured":
+        dim = require_channels(alive, method.dim)  # type: ignore[attr-defined]
+        others = [d for d in range(alive.dim()) if d != dim]
+        return (*[slice(None)] * dim, alive.sum(dim=others) > 0)
+    if kind == "global":
+        return ...
+    raise ValueError(
+        f"{type(method).__name__}.PRUNING_TYPE should be 'unstructured', 'structured' or 'global', got {kind!r}"
+    )
+
+
+def _as_binary(method: AnyMethod, mask: Tensor, like: Tensor) -> Tensor:
+    name = type(method).__name__
+    require_shape(mask, like, f"the mask of {name}", "its input")
+    require_binary(mask, f"the mask of {name}")
+    return mask.to(device=like.device, dtype=torch.bool)
+
+
+def compute_mask(method: torch_prune.BasePruningMethod, t: Tensor, default_mask: Tensor) -> Tensor:
+    """``method.compute_mask``, which torch leaves untyped."""
+    mask: Tensor = method.compute_mask(t, default_mask)  # type: ignore[no-untyped-call]
+    return mask
+
+
+def scores_of(module: nn.Module, name: str, given: Tensor | None) -> Tensor:
+    """What to rank the entries of ``module.name`` by: the scores that are given, or the parameter as it is now."""
+    parameter = require_parameter(module, name)
+    if given is None:
+        return parameter.detach()
+    require_shape(given, parameter, "importance_scores", describe(module, name))
+    scores = given.detach().to(parameter.device)
+    return scores.to(torch.uint8) if scores.dtype is torch.bool else scores
