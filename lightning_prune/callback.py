@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from lightning_prune.distributed import require_strategy
+from lightning_prune.distributed import of_rank_0, require_strategy, together
 from lightning_prune.fit.messages import Announcer
 from lightning_prune.fit.preview import Preview, play
 from lightning_prune.fit.rewind import Reinit, Rewind
@@ -173,7 +173,8 @@ class PruningCallback(Callback):
             time: The epoch or step that begins, in the unit of the plan.
 
         Returns:
-            What to do now, in order; nothing by default between the times of the plan.
+            What to do now, in order; nothing by default between the times of the plan. On several devices every rank
+            is asked, and what rank 0 says is done on all.
         """
         assert self._session is not None
         run, plan = self._session.run, self._session.plan
@@ -218,9 +219,10 @@ class PruningCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Selects the tensors and refuses what cannot work."""
-        run = self._run_of(pl_module, trainer)
-        refuse_overlap(run, [s.run for s in self._sessions(trainer)])
-        session = Session(run, self.plan, self._words(), self.rewind, self._max_epochs, self._say)
+        with together():
+            run = self._run_of(pl_module, trainer)
+            refuse_overlap(run, [s.run for s in self._sessions(trainer)])
+            session = Session(run, self.plan, self._words(), self.rewind, self._max_epochs, self._say)
         session.check(trainer, pl_module, self._unfinished_is_fine(trainer))
         self._session = session
 
@@ -372,7 +374,12 @@ class PruningCallback(Callback):
         time = trainer.global_step if session.plan.unit == "step" else trainer.current_epoch
         if only not in (None, session.plan.unit) or session.is_past(trainer, time):
             return []
-        return session.prune(pl_module, time, self.due(trainer, time))
+        return session.prune(pl_module, time, self._demands(trainer, time))
+
+    def _demands(self, trainer: Trainer, time: int) -> Sequence[Demand]:
+        """What is due now, as rank 0 says: a policy may look at what ranks see differently, such as a metric."""
+        alike = self.plan.pure and type(self).due is PruningCallback.due
+        return of_rank_0(lambda: self.due(trainer, time), nothing_everywhere=alike)
 
     def _tell(self, trainer: Trainer, pl_module: LightningModule, events: Sequence[PruningEvent]) -> None:
         """Tells other callbacks and the user."""

@@ -5,7 +5,9 @@ All of it happens at pruning events; between them nothing is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +17,9 @@ from torch import Tensor
 from lightning_prune.prune.kernels.hashing import GOLDEN, mix, stream
 from lightning_prune.prune.sharded.tensors import holders_of, local
 
-_PIECE = 1 << 17
+T = TypeVar("T")
+
+_PIECE = 1 << 20  # entries, eight of which make a word
 
 
 def several_ranks() -> bool:
@@ -36,16 +40,17 @@ def checksum(mask: Tensor) -> int:
     flat = mask.detach().reshape(-1)
     even = flat.numel() // 8 * 8
     total = flat.numel() + _checksum_of(flat[even:].long(), even)
-    return (total + _checksum_of(flat[:even].view(torch.int64), 0) + 2**63) % 2**64 - 2**63
+    for start in range(0, even, _PIECE):
+        part = flat[start : min(start + _PIECE, even)]
+        # words begin where addresses are multiples of 8, which the entries of a view need not do
+        part = part.clone() if part.storage_offset() % 8 else part
+        total += _checksum_of(part.view(torch.int64), start // 8)
+    return (total + 2**63) % 2**64 - 2**63
 
 
 def _checksum_of(words: Tensor, start: int) -> int:
-    total = 0
-    for piece in torch.split(words, _PIECE):
-        place = torch.arange(start, start + len(piece), device=piece.device)
-        total += int(mix(mix(place.add_(1).mul_(GOLDEN)) ^ piece).sum())
-        start += len(piece)
-    return total
+    place = torch.arange(start, start + len(words), device=words.device)
+    return int(mix(mix(place.add_(1).mul_(GOLDEN)) ^ words).sum())
 
 
 def require_same_masks(masks: Mapping[str, Tensor | None]) -> None:
@@ -90,6 +95,76 @@ def require_same(words: Iterable[str], what: str) -> None:
     words = list(words)
     if several_ranks() and bool(_differing(torch.tensor([stream("\n".join(words))])).any()):
         raise RuntimeError(f"{what} differs between the ranks; rank {dist.get_rank()} has {', '.join(words[:8])}")
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What is raised on one rank within it is raised on all, so that none waits for the others; sends 16 bytes.
+
+    Every rank has to enter it. The block may exchange something only where no rank can have failed before on its own.
+
+    Raises:
+        RuntimeError: On the ranks that did not fail themselves; names the rank that did and says how.
+
+    Example:
+        >>> with together():
+        ...     "a block that can fail on some ranks only"
+        'a block that can fail on some ranks only'
+    """
+    try:
+        yield
+    except Exception as error:
+        if several_ranks() and not isinstance(error, dist.DistError):  # then nothing can be sent any more
+            _compared(error)
+        raise
+    if several_ranks():
+        _compared(None)
+
+
+def of_rank_0(decide: Callable[[], Sequence[T]], nothing_everywhere: bool = False) -> Sequence[T]:
+    """What rank 0 decides, on every rank; sends 16 bytes if that is nothing. Every rank has to call it.
+
+    Args:
+        decide: Called on every rank; what it returns on others than rank 0 is not used.
+        nothing_everywhere: Where it returns nothing, it does on every rank, so that nothing has to be sent.
+
+    Returns:
+        What it returned on rank 0; has to be picklable.
+
+    Raises:
+        RuntimeError: If it raised on another rank; names that rank.
+
+    Example:
+        >>> of_rank_0(lambda: [3, 4])
+        [3, 4]
+    """
+    if not several_ranks():
+        return decide()
+    decided: Sequence[T] = []
+    try:
+        decided = decide()
+    except Exception as error:
+        _compared(error)
+        raise
+    if (nothing_everywhere and not decided) or not _compared(None, len(decided)):
+        return []
+    shared = [decided]
+    dist.broadcast_object_list(shared, src=0, device=collective_device())
+    return shared[0]
+
+
+def _compared(error: Exception | None, number: int = 0) -> int:
+    """The number that rank 0 gives, unless a rank has failed."""
+    rank = dist.get_rank()
+    told = torch.tensor([-1 if error is None else rank, number if rank == 0 else -1], device=collective_device())
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    failed, of_first = told.tolist()
+    if failed >= 0:
+        said = [f"{type(error).__name__}: {error}"]
+        dist.broadcast_object_list(said, src=failed, device=collective_device())
+        if error is None:
+            raise RuntimeError(f"rank {failed} could not go on: {said[0]}")
+    return int(of_first)
 
 
 def mean_over_ranks(scores: Sequence[Tensor]) -> list[Tensor]:

@@ -39,8 +39,17 @@ def test_the_checksum_is_that_of_the_entries_in_order() -> None:
     assert -(2**63) <= checksum(mask) < 2**63
 
 
+@pytest.mark.parametrize("start", range(9))
+def test_the_checksum_of_a_view_at_an_offset(start: int) -> None:
+    """Rows 7 to 13 of (14, 23) begin at byte 161; a rank of two may hold them as such a view."""
+    mask = torch.rand(14, 23, generator=torch.Generator().manual_seed(1)) < 0.5
+    assert checksum(mask[start:]) == checksum(mask[start:].clone())
+    assert checksum(mask.view(-1)[start:]) == checksum(mask.view(-1)[start:].clone())
+    assert checksum(mask[:, start:]) == checksum(mask[:, start:].clone())
+
+
 def test_the_checksum_does_not_depend_on_pieces() -> None:
-    """More entries than are read at once: 1 << 17 words of 8."""
+    """More entries than are read at once."""
     mask = torch.ones((1 << 20) + 9, dtype=torch.bool)
     whole = checksum(mask)
     mask[-1] = False

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_prune.fit.randomness import seeded
 from lightning_prune.prune import attribute
 
 What = Literal["weights", "learning_rate", "all"]
@@ -230,11 +231,7 @@ def reinitialize(model: nn.Module, seed: int) -> None:
         model: A model, pruned or not, that :func:`require_reinitializable` accepts.
         seed: Seed of the new values; the global random state is left as it was.
     """
-    devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        for index in devices:
-            torch.cuda.default_generators[index].manual_seed(seed)
+    with seeded(seed, model.parameters()):
         for module in reversed(list(model.modules())):
             with attribute.unmasked(module):
                 reset = _resetter(module)

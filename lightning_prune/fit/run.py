@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_prune.checkpoint import pack_whole, unpack
+from lightning_prune.distributed import together
+from lightning_prune.fit.randomness import seeded
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.base import impose
 from lightning_prune.prune.functional import remove
+from lightning_prune.prune.kernels.hashing import stream
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
 from lightning_prune.pruner.pruner import Pruner
@@ -168,16 +170,22 @@ class PruningRun:
         if self.join:
             self._take_in([t for t in self.frozen if t.parameter.requires_grad])
         before = self.zeros
-        with _own_randomness(f"{self.seed}:{self.events}", self.targets):
-            masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
-        if self._guard is not None:
-            self._guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
+        masks = self._masks_after(demand)
         for target, mask in zip(self.targets, masks, strict=True):
             if mask is not None and mask is not target.alive:
                 self._impose(target, mask)
         self.events += 1
         tensors = {t.name: t.zeros for t in self.targets}
         return PruningEvent(demand, sum(tensors.values()), self.total, before, tensors)
+
+    def _masks_after(self, demand: Demand) -> list[Tensor | None]:
+        guard, seed = self._guard, stream(f"{self.seed}:{self.events}")
+        all_or_none = nullcontext() if guard is None else together()  # before masks are compared, for which all wait
+        with all_or_none, seeded(seed, [t.parameter for t in self.targets]):
+            masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
+        if guard is not None:
+            guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
+        return masks
 
     def _keep_zeros(self, targets: Sequence[Target]) -> None:
         for target in targets:
@@ -328,15 +336,3 @@ def _restore_plain(target: Target, impose: Callable[[Target, Tensor], None]) -> 
         if attribute.layout_of(module, name) is not None:
             remove(module, name)
     impose(target, mask)
-
-
-@contextmanager
-def _own_randomness(key: str, targets: Sequence[Target]) -> Iterator[None]:
-    """Seeds torch's global generators for an event and gives them their states back afterwards."""
-    devices = sorted({t.parameter.device.index for t in targets if t.parameter.device.type == "cuda"})
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little") >> 1
-    with torch.random.fork_rng(devices=devices):
-        torch.default_generator.manual_seed(seed)
-        for index in devices:
-            torch.cuda.default_generators[index].manual_seed(seed)
-        yield

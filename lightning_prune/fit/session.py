@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from lightning_prune.distributed import require_same, require_same_masks
+from lightning_prune.distributed import require_same, require_same_masks, together
 from lightning_prune.fit.enforcing import Enforcement
 from lightning_prune.fit.erasing import averaged_models, erase
 from lightning_prune.fit.messages import Announcer, unfinished
@@ -60,9 +60,11 @@ class Session:
         """Refuses what cannot work, before anything is changed."""
         if trainer.world_size > 1:
             require_same([self.words, *describe_targets([*self.run.targets, *self.run.frozen])], "what is pruned")
-        self._rewinder.check(pl_module)
-        if not allow_unfinished:
-            require_room(self.plan, Limits(self._epochs, trainer.max_steps))
+        self.run.seed = trainer.strategy.broadcast(self.run.seed)
+        with together():
+            self._rewinder.check(pl_module)
+            if not allow_unfinished:
+                require_room(self.plan, Limits(self._epochs, trainer.max_steps))
 
     def start(
         self,
@@ -73,13 +75,10 @@ class Session:
         allow_unfinished: bool,
     ) -> None:
         """Puts masks and position back that a checkpoint or an earlier fit left; all weights are there now."""
-        limits = limits_of(trainer, self._epochs)
-        self.plan = bound(self.plan, limits)
-        self.plan.check(limits.of(self.plan.unit))
-        if not allow_unfinished:
-            require_room(self.plan, limits)
-        if saved:
-            refuse_other(saved["words"], self.words)
+        with together():
+            self._bind(limits_of(trainer, self._epochs), allow_unfinished)
+            if saved:
+                refuse_other(saved["words"], self.words)
         reshard(pl_module)
         self._enforcement.start(trainer.optimizers)
         self.run.start(keep_zeros, take=not saved)
@@ -91,6 +90,12 @@ class Session:
         if trainer.world_size > 1:
             require_same_masks(self.run.masks)
         self._say.start(pl_module, self.run, self.words, trainer.optimizers)
+
+    def _bind(self, limits: Limits, allow_unfinished: bool) -> None:
+        self.plan = bound(self.plan, limits)
+        self.plan.check(limits.of(self.plan.unit))
+        if not allow_unfinished:
+            require_room(self.plan, limits)
 
     def is_past(self, trainer: Trainer, time: int) -> bool:
         """Whether nothing can be due: the time was there before, or another callback made the fit longer."""
@@ -190,7 +195,7 @@ def new_run(
         join: Whether they may join later.
         pruner: Computes masks; tensors that are split over ranks get the one for those.
         in_place: Whether zeros are kept in the parameters; those of split tensors always are.
-        seed: Seed of random choices; torch's initial one by default, that of rank 0 on all ranks.
+        seed: Seed of random choices; torch's initial one by default.
         trainer: The Trainer that fits, ``None`` to look ahead only.
 
     Raises:
@@ -204,7 +209,6 @@ def new_run(
     _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
     pruner.check(pruned)
     seed = torch.initial_seed() % 2**63 if seed is None else seed
-    seed = seed if trainer is None else trainer.strategy.broadcast(seed)
     guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
     layout = Layout.IN_PLACE if sharded or in_place else Layout.KEPT
     return PruningRun(targets, pruner, seed, layout, frozen, join, guard)

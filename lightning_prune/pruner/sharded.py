@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_prune.distributed import require_same_masks
+from lightning_prune.distributed import require_same_masks, together
 from lightning_prune.prune.kernels.hashing import stream
 from lightning_prune.prune.kernels.smallest import keep_masks
 from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
@@ -62,7 +62,9 @@ class ShardedPruner(Pruner):
             return self._smallest([target], int(count or 0))[0]
         if self.recipe.cls in (LnStructured, RandomStructured):
             return self._fewer_channels(target, int(count or 0))
-        mask = super()._computed(target, count, whole(weight), None if alive is None else whole(alive))
+        weight_of_all, alive_of_all = whole(weight), None if alive is None else whole(alive)
+        with together():
+            mask = super()._computed(target, count, weight_of_all, alive_of_all)
         require_same_masks({target.name: mask})
         return cut(mask, weight)
 

@@ -32,7 +32,7 @@ class Demand:
 
 
 class Plan(ABC):
-    """Says what is due; pure, and the same in every process."""
+    """Says what is due, from the time alone."""
 
     unit: Clock
 
@@ -58,6 +58,11 @@ class Plan(ABC):
     def counts_fractions(self) -> bool:
         """Whether times are fractions of a run, so that it has to be bound to one."""
         return False
+
+    @property
+    def pure(self) -> bool:
+        """Whether its times are the same in every process, which those of a user's predicate need not be."""
+        return True
 
     def bound_to(self, total_steps: int) -> Plan:
         """The same plan for a run of that many optimizer steps; differs for plans in fractions of a run."""
@@ -103,6 +108,11 @@ class AmountPlan(Plan):
     def final(self) -> float | None:
         """Amounts add up to what they add up to."""
         return None
+
+    @property
+    def pure(self) -> bool:
+        """Whether the times are listed."""
+        return not callable(self.times)
 
     def start(self, now: int) -> int:
         """Amounts that were due before the fit began are not made up for."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tests.distributed import workers_ddp, workers_selection, workers_sharded
+from tests.distributed import workers_ddp, workers_failures, workers_selection, workers_sharded
 from tests.distributed.launch import RANKS, Check, work
 
 
 def checks(ranks: int) -> dict[str, Check]:
     """In the order in which all ranks run them; the fits come first, since they start the process group."""
     ddp = workers_ddp.checks_on_two() if ranks == 2 else {"resumed": workers_ddp.resumed}
-    return {**ddp, **workers_selection.CHECKS, **workers_sharded.checks(ranks)}
+    failures = workers_failures.checks() if ranks == 2 else {}
+    return {**ddp, **failures, **workers_selection.CHECKS, **workers_sharded.checks(ranks)}
 
 
 if __name__ == "__main__":
