@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from lightning_prune import LotteryTicket, Rewind
+from lightning_prune import Budget, LotteryTicket, Rewind
 
 
 class LeNet(L.LightningModule):
@@ -91,7 +91,7 @@ def main() -> None:
         images,
         rounds=args.rounds,
         amount=0.2,
-        overrides={"fc3.weight": 0.1},
+        scope=Budget(overrides={"fc3.weight": 0.1}),
         rewind=Rewind(step=args.rewind),
         controls=args.controls,
         seeds=range(args.seeds),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_prune.fit.rewind import Reinit, Rewind
     from lightning_prune.fit.run import PruningEvent
     from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
+    from lightning_prune.pruner.budgets import Budget
     from lightning_prune.report import history, plots
     from lightning_prune.schedules import (
         Constant,
@@ -31,6 +32,7 @@ _HOMES = {
     "lightning_prune.fit.rewind": ("Reinit", "Rewind"),
     "lightning_prune.fit.run": ("PruningEvent",),
     "lightning_prune.lottery": ("LotteryResults", "LotteryRow", "LotteryTicket"),
+    "lightning_prune.pruner.budgets": ("Budget",),
     "lightning_prune.schedules": (
         *("Constant", "Cosine", "Cubic", "Exponential", "FromFunction", "Linear"),
         *("OneCycle", "OneShot", "Polynomial", "Schedule", "Steps"),
@@ -41,6 +43,7 @@ _PLACES = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = {"history": "lightning_prune.report.history", "plots": "lightning_prune.report.plots"}
 
 __all__ = [
+    "Budget",
     "Constant",
     "Cosine",
     "Cubic",

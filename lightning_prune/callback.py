@@ -18,9 +18,8 @@ from lightning_prune.fit.rewind import Reinit, Rewind
 from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_overlap
 from lightning_prune.fit.session import Session, new_run, settle
 from lightning_prune.prune.arguments import instance_of, one_of
-from lightning_prune.pruner.budgets import Budget, Scope
+from lightning_prune.pruner.budgets import Budget, Scope, as_budget
 from lightning_prune.pruner.method import Method, make_recipe
-from lightning_prune.pruner.normalization import Normalization
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Clock, Demand, Times, make_plan
@@ -50,7 +49,8 @@ class PruningCallback(Callback):
         steps: Optimizer steps of the events, or a predicate on the step, instead of epochs.
         schedule: Instead of amounts and times: the target share of zeros among all weights that are selected when the
             fit starts, as a function of time.
-        scope: ``"local"``: every tensor alike; ``"global"``: all tensors in one ranking; ``"erk"``: by their shapes.
+        scope: ``"local"``: every tensor alike; ``"global"``: all tensors in one ranking; ``"erk"``: by their shapes; or
+            a :class:`~lightning_prune.Budget`, which says more.
         n: Norm of ``"ln_structured"``: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``.
         dim: Channels of structured methods: ``"out"`` or ``"in"`` (the right axis of Linear, Conv, ConvTranspose and
             Embedding layers), or a dimension.
@@ -59,10 +59,6 @@ class PruningCallback(Callback):
             types, (module, name) pairs, predicates ``f(name, parameter)``, or several of these. By default every
             trainable parameter of two or more dimensions, without embeddings, norms and biases.
         exclude: What not to prune, chosen like ``parameters``.
-        overrides: By name or glob, for single tensors: the share of zeros at the end of the schedule (0.0 leaves
-            it alone), or instead of ``amount`` their own amount.
-        max_sparsity: Largest share of zeros in one tensor; by default one weight or channel of each survives.
-        normalize: ``"l2"`` or ``"lamp"``: makes weights of different tensors comparable with ``scope="global"``.
         rewind: Where to go back to after each event: ``Rewind(epoch=0)``, ``Rewind(step=500)``; or ``Reinit(seed)`` for
             new initial values. Masks stay. Nowhere by default.
         seed: Seed of random methods; by default torch's initial seed, so that of ``seed_everything``.
@@ -100,15 +96,12 @@ class PruningCallback(Callback):
         epochs: Times = None,
         steps: Times = None,
         schedule: Schedule | None = None,
-        scope: Scope = "local",
+        scope: Scope | Budget = "local",
         n: int | float | str = 2,
         dim: int | Literal["out", "in"] = "out",
         method_kwargs: Mapping[str, Any] | None = None,
         parameters: Patterns = None,
         exclude: Patterns = None,
-        overrides: Mapping[str, float] | None = None,
-        max_sparsity: float | None = None,
-        normalize: Normalization | None = None,
         rewind: Rewind | Reinit | None = None,
         seed: int | None = None,
         keep_zeros: bool = False,
@@ -123,13 +116,15 @@ class PruningCallback(Callback):
     ) -> None:
         self.recipe = make_recipe(method, n, dim, method_kwargs)
         amount = self.recipe.amount_or(amount)
+        self.budget = as_budget(scope)
         self.plan = make_plan(
-            amount, epochs, steps, schedule, takes_amount=self.recipe.takes_amount, keep_zeros=keep_zeros, scope=scope
+            *(amount, epochs, steps, schedule),
+            takes_amount=self.recipe.takes_amount,
+            keep_zeros=keep_zeros,
+            scope=self.budget.scope,
         )
-        self.budget = Budget(scope, overrides or {}, max_sparsity)
         self.parameters = None if parameters is None else as_patterns(parameters)
         self.exclude = as_patterns(exclude)
-        self.normalize = one_of("normalize", normalize, (None, "l2", "lamp"))
         self.rewind = instance_of("rewind", rewind, (Rewind, Reinit), "Rewind(epoch=0)")
         self.seed = instance_of("seed", seed, (int,), "42")
         self.keep_zeros = one_of("keep_zeros", keep_zeros, (False, True))
@@ -322,7 +317,7 @@ class PruningCallback(Callback):
         """The selection of a model, checked; nothing is changed."""
         join = self.frozen == "join"
         targets, frozen = select_trainable(model, self.parameters, self.exclude, join)
-        pruner = Pruner(self.recipe, self.budget, self.normalize, self.plan.final)
+        pruner = Pruner(self.recipe, self.budget, self.plan.final)
         return new_run(targets, frozen, join, pruner, self.enforce == "in_place", self.seed, trainer)
 
     def _selection(self) -> dict[str, str]:

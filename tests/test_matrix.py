@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_prune import (
+    Budget,
     Constant,
     Cosine,
     Cubic,
@@ -104,7 +105,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "l1, cubic by step, in place": {"schedule": Cubic(**STEP_CURVES), "scope": "global", "enforce": "in_place"},
     "l1, by shape": {"schedule": Linear(**STEP_CURVES), "scope": "erk"},
     "l1, fractions": {"schedule": Linear(final=0.7, begin=0.1, end=0.9, unit="fraction")},
-    "l1, lamp": {"schedule": Exponential(**EPOCH_CURVES), "scope": "global", "normalize": "lamp"},
+    "l1, lamp": {"schedule": Exponential(**EPOCH_CURVES), "scope": Budget("global", normalize="lamp")},
     "l1, rewound": {"amount": 0.3, "epochs": [1, 3], "rewind": Rewind(step=2)},
     "random": {"method": "random_unstructured", "schedule": Linear(**STEP_CURVES)},
     "random, global, in place": {
@@ -116,7 +117,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "channels": {"method": "ln_structured", "schedule": Linear(**EPOCH_CURVES)},
     "channels, global": {"method": "ln_structured", "n": 1, "dim": "in", "amount": 0.2, "scope": "global"},
     "random channels": {"method": "random_structured", "schedule": Steps({1: 0.3, 3: 0.6})},
-    "own": {"method": Ranked, "schedule": Linear(**EPOCH_CURVES), "overrides": {"last.weight": 0.3}},
+    "own": {"method": Ranked, "schedule": Linear(**EPOCH_CURVES), "scope": Budget(overrides={"last.weight": 0.3})},
     "kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2)},
 }
 

@@ -121,5 +121,5 @@ def without_effect(event: PruningEvent, unit: str) -> str | None:
     return (
         f"nothing was left to prune at {unit} {event.demand.time}: {event.zeros} of {event.total} weights are masked, "
         f"and amount={amount} of what is left rounds to nothing or would take the last of each tensor "
-        "(max_sparsity=1.0 lets all of it go)"
+        "(scope=Budget(max_sparsity=1.0) lets all of it go)"
     )

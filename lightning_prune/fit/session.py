@@ -204,7 +204,7 @@ def new_run(
     eventual = [*targets, *frozen]
     sharded = any(is_sharded(t.parameter) for t in eventual)
     if sharded:
-        pruner = ShardedPruner(pruner.recipe, pruner.budget, pruner.normalize, pruner.final)
+        pruner = ShardedPruner(pruner.recipe, pruner.budget, pruner.final)
     pruned = eventual if join else targets
     _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
     pruner.check(pruned)

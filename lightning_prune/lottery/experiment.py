@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from lightning_prune.lottery.sources import (
     require_other_weights,
 )
 from lightning_prune.prune.amounts import canonical_amount
-from lightning_prune.pruner.budgets import Budget
+from lightning_prune.pruner.budgets import Budget, as_budget
 from lightning_prune.pruner.method import Method, make_recipe
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.targets.patterns import Patterns, as_patterns, describe_patterns
@@ -65,17 +65,16 @@ class LotteryTicket:
         rounds: How often it is pruned.
         amount: What each level prunes: a fraction of the units that are left, or a count, as for
             :class:`~lightning_prune.PruningCallback`.
-        overrides: Own amounts of single tensors, by name or glob: half the rate for the output layer, say.
         rewind: The point of the dense training to go back to.
         controls: Which controls to run.
         seeds: One repetition of everything for each.
         directory: Where everything is written.
         monitor: Name of the validation loss; its minimum is the early-stopping step. ``None`` for none.
         method: Method of pruning, as for :class:`~lightning_prune.PruningCallback`.
-        scope: ``"local"``: each tensor loses its share; ``"global"``: all together.
+        scope: ``"local"``: each tensor loses its share; ``"global"``: all together; or a
+            :class:`~lightning_prune.Budget`: half the rate for the output layer, say.
         parameters: What is pruned, as for :class:`~lightning_prune.PruningCallback`.
         exclude: What is not.
-        max_sparsity: Largest share of zeros in one tensor; by default one weight or channel of each survives.
         progress: Print a line for each network, beside what the Trainer shows.
 
     Raises:
@@ -101,25 +100,24 @@ class LotteryTicket:
         test_dataloaders: Any = None,
         rounds: int = 12,
         amount: int | float = 0.2,
-        overrides: Mapping[str, float] | None = None,
         rewind: Rewind | None = None,
         controls: Iterable[Control] = (),
         seeds: Sequence[int] = (0,),
         directory: str | os.PathLike[str] = "lottery_ticket",
         monitor: str | None = "val_loss",
         method: Method = "l1_unstructured",
-        scope: Literal["local", "global"] = "local",
+        scope: Literal["local", "global"] | Budget = "local",
         parameters: Patterns = None,
         exclude: Patterns = None,
-        max_sparsity: float | None = None,
         progress: bool = True,
     ) -> None:
         if rounds < 1:
             raise ValueError(f"rounds should be 1 or more, got {rounds}")
         if not seeds or len(set(seeds)) < len(seeds):
             raise ValueError(f"seeds should be one or more different numbers, got {list(seeds)}")
-        if scope not in ("local", "global"):
-            raise ValueError(f"scope should be 'local' or 'global', got {scope!r}")
+        budget = as_budget(scope)
+        if budget.scope == "erk":
+            raise ValueError("scope should be 'local' or 'global', got 'erk': it spreads targets, not amounts")
         self.rewind = Rewind(epoch=0) if rewind is None else rewind
         if self.rewind.what != "weights":
             raise ValueError(
@@ -129,7 +127,7 @@ class LotteryTicket:
         recipe = make_recipe(method, 2, "out", None)
         if not recipe.takes_amount:
             raise ValueError(f"each level prunes an amount, but {recipe.cls.__name__} does not take one")
-        pruner = Pruner(recipe, Budget(scope, overrides or {}, max_sparsity))
+        pruner = Pruner(recipe, budget)
         chosen = None if parameters is None else as_patterns(parameters)
         masking = Masking(pruner, canonical_amount(amount), chosen, as_patterns(exclude))
         data = Data(datamodule, train_dataloaders, val_dataloaders, test_dataloaders)

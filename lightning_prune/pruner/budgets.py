@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal, get_args
 
+from lightning_prune.prune.arguments import one_of
+from lightning_prune.pruner.normalization import Normalization
+
 Scope = Literal["local", "global", "erk"]
 
 
@@ -109,10 +112,12 @@ class Budget:
             Until the end these tensors follow the schedule in proportion: ``override * target / final``.
         max_sparsity: Largest share of zeros in any one tensor, rounded down to whole weights; it holds for
             overridden tensors too. Default: all but one weight of each tensor; 1.0 allows to empty it.
+        normalize: ``"l2"`` or ``"lamp"``: makes weights of different tensors comparable with ``scope="global"``.
 
     Raises:
         TypeError: If a share is no number.
-        ValueError: If a share is outside [0, 1], an override above ``max_sparsity``, or the scope unknown.
+        ValueError: If a share is outside [0, 1], an override above ``max_sparsity``, the scope or the normalization
+            unknown, or tensors are to be compared without ``scope="global"``.
 
     >>> sizes = [TensorSize("stem.weight", (4, 5)), TensorSize("fc.weight", (8, 10))]
     >>> Budget("local", overrides={"stem.*": 0.0}).plan(sizes, target=0.5, final=0.5, zeros_now=[0, 0])
@@ -122,6 +127,7 @@ class Budget:
     scope: Scope = "local"
     overrides: Mapping[str, float] = field(default_factory=dict, hash=False)
     max_sparsity: float | None = None
+    normalize: Normalization | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in get_args(Scope):
@@ -133,6 +139,9 @@ class Budget:
             for name, share in shares.items():
                 if share > self.max_sparsity:
                     raise ValueError(f"overrides[{name!r}]={share} is above max_sparsity={self.max_sparsity}")
+        one_of("normalize", self.normalize, (None, *get_args(Normalization)))
+        if self.normalize is not None and self.scope != "global":
+            raise ValueError(f"normalize={self.normalize!r} compares tensors: it needs scope='global'")
 
     def plan(
         self,
@@ -229,6 +238,15 @@ class Budget:
         if total < sum(low):
             held = _listed(sizes, low, low)
             raise ValueError(f"{asked}: {sum(low)} at least. Set by overrides or zero already: {held}")
+
+
+def as_budget(scope: Scope | Budget) -> Budget:
+    """A budget, given as one or as its scope.
+
+    >>> as_budget("erk")
+    Budget(scope='erk', overrides={}, max_sparsity=None, normalize=None)
+    """
+    return scope if isinstance(scope, Budget) else Budget(scope)
 
 
 def _listed(sizes: Sequence[TensorSize], limit: Sequence[int], weight: Sequence[int], most: int = 8) -> str:

@@ -17,7 +17,7 @@ from lightning_prune.prune.sharded.tensors import dead_entries
 from lightning_prune.pruner.budgets import Budget, TensorSize
 from lightning_prune.pruner.channels import channel_counts, global_channels, kept_channels, require_channel_scores
 from lightning_prune.pruner.method import Recipe
-from lightning_prune.pruner.normalization import Normalization, normalized
+from lightning_prune.pruner.normalization import normalized
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target
 
@@ -29,13 +29,11 @@ class Pruner:
     Attributes:
         recipe: The pruning method.
         budget: How a demand spreads over the tensors.
-        normalize: How scores of different tensors are made comparable in one ranking.
         final: Target share of zeros at the end of the plan, ``None`` for amounts.
     """
 
     recipe: Recipe
     budget: Budget
-    normalize: Normalization | None = None
     final: float | None = None
 
     def masks(self, targets: Sequence[Target], demand: Demand) -> list[Tensor | None]:
@@ -139,7 +137,7 @@ class Pruner:
 
     def _decided_together(self, targets: Sequence[Target]) -> list[Tensor | None]:
         """The masks of a method that takes no amount and sees all tensors as one."""
-        scores = [normalized(t.parameter.detach(), t.alive, self.normalize) for t in targets]
+        scores = [normalized(t.parameter.detach(), t.alive, self.budget.normalize) for t in targets]
         masks = global_masks(self.recipe.make(None), scores, [t.alive for t in targets], [t.name for t in targets])
         return list(masks)
 
@@ -169,7 +167,7 @@ class Pruner:
         """Drops ``count`` more over all targets in one ranking, at least and at most so many of each."""
         if self.recipe.structured:
             return self._structured(targets, count, most, count_channels=False)
-        scores = [normalized(t.parameter.detach(), t.alive, self.normalize) for t in targets]
+        scores = [normalized(t.parameter.detach(), t.alive, self.budget.normalize) for t in targets]
         masks: list[Tensor | None] = [t.alive for t in targets]
         free = [i for i in range(len(targets)) if least[i] < most[i]]
         fixed = {i: least[i] for i in range(len(targets)) if i not in free}

@@ -45,8 +45,8 @@ class ShardedPruner(Pruner):
         first = next(t for t in targets if is_sharded(t.parameter))
         for target in targets:
             _require_rows(target, first)
-        if self.normalize is not None:
-            raise ValueError(f"normalize={self.normalize!r} is not there for sharded models: leave it out")
+        if self.budget.normalize is not None:
+            raise ValueError(f"normalize={self.budget.normalize!r} is not there for sharded models: leave it out")
         if self.budget.scope == "global" and not (self.recipe.structured or self._ranks_entries):
             raise ValueError(
                 f"{self.recipe.cls.__name__} would have to see all tensors of a sharded model at once: use "

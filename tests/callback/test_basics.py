@@ -12,7 +12,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from lightning_prune import Constant, Cubic, Linear, OneShot, PruningCallback
+from lightning_prune import Budget, Constant, Cubic, Linear, OneShot, PruningCallback
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, l1_unstructured
 from tests.models import DigitsNet, Net, Recorder, is_plain, net, trainer, zeros
 
@@ -61,7 +61,7 @@ def test_l9_counts_stop_where_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_l9_everything_goes_if_it_may(tmp_path: Path) -> None:
-    model = fit(tmp_path, PruningCallback(amount=1.0, max_sparsity=1.0, verbose=False), epochs=1)
+    model = fit(tmp_path, PruningCallback(amount=1.0, scope=Budget(max_sparsity=1.0), verbose=False), epochs=1)
     assert zeros(model) == WEIGHTS
 
 
@@ -268,9 +268,9 @@ def test_structured_in_and_out_by_type_of_layer(tmp_path: Path) -> None:
     [
         ({"method": "ln_structured", "parameters": ["first.bias"]}, r"'first\.bias' of shape \(16,\) has no channels"),
         ({"method": "ln_structured", "dim": 2}, r"dim=2 does not exist in 'first\.weight' of shape \(16, 8\)"),
-        ({"overrides": {"frist*": 0.2}}, r"overrides\['frist\*'\] matches no tensor"),
-        ({"schedule": Constant(final=0.9), "max_sparsity": 0.5}, "cannot be reached"),
-        ({"method": "ln_structured", "scope": "global", "n": 2, "overrides": {"nothing": 0.1}}, "matches no tensor"),
+        ({"scope": Budget(overrides={"frist*": 0.2})}, r"overrides\['frist\*'\] matches no tensor"),
+        ({"schedule": Constant(final=0.9), "scope": Budget(max_sparsity=0.5)}, "cannot be reached"),
+        ({"method": "ln_structured", "scope": Budget("global", {"nothing": 0.1}), "n": 2}, "matches no tensor"),
     ],
 )
 def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:

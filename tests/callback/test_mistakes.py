@@ -20,7 +20,6 @@ from tests.models import net, trainer, zeros
         ({"schedule": 0.5}, r"schedule should be a value such as Cubic.*0\.5"),
         ({"rewind": 0}, "rewind should be a value such as Rewind"),
         ({"rewind": True}, "rewind should be a value such as Rewind"),
-        ({"normalize": "l3"}, "normalize should be None or 'l2' or 'lamp', got 'l3'"),
         ({"seed": "x"}, "seed should be a value such as 42"),
         ({"keep_zeros": "x"}, "keep_zeros should be False or True"),
         ({"dim": "outt"}, "dim should be 'out' or 'in', got 'outt'"),

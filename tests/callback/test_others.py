@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import (
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_prune import Cubic, Linear, PruningCallback
+from lightning_prune import Budget, Cubic, Linear, PruningCallback
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 
 
@@ -167,7 +167,7 @@ def test_l23_unfrozen_tensors_join_at_the_next_event(tmp_path: Path, ours_first:
 def test_l23_join_with_an_override_of_a_frozen_tensor(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Backbone()
-    callback = Recorder(schedule=Linear(final=0.6, end=4), frozen="join", overrides={"backbone.*": 0.25})
+    callback = Recorder(schedule=Linear(final=0.6, end=4), frozen="join", scope=Budget(overrides={"backbone.*": 0.25}))
     trainer(tmp_path, BackboneFinetuning(unfreeze_backbone_at_epoch=2, verbose=False), callback, epochs=5).fit(model)
     assert zeros(model, "backbone.0.weight") == 16
     assert zeros(model) == 144

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from lightning_prune import Linear, PruningCallback, Rewind
+from lightning_prune import Budget, Linear, PruningCallback, Rewind
 from lightning_prune.prune import BasePruningMethod
 from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
@@ -229,7 +229,7 @@ def exception(folder: Path) -> tuple[Fitted, dict[str, Any]]:
 def refused(folder: Path) -> list[str]:
     """What cannot be pruned in parts is refused when the fit starts."""
     arguments: list[dict[str, Any]] = [
-        {"normalize": "l2"},
+        {"scope": Budget("global", normalize="l2")},
         {"rewind": Rewind(epoch=0)},
         {"method": EveryThird, "schedule": None, "epochs": [1]},
         {"model": Columns},

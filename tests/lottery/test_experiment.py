@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, lr_scheduler
 from torch.utils.data import DataLoader
 
-from lightning_prune import LotteryResults, LotteryTicket, Rewind
+from lightning_prune import Budget, LotteryResults, LotteryTicket, Rewind
 from lightning_prune.lottery import read_mask
 from lightning_prune.prune import CustomFromMask, LnStructured
 from tests.models import Net, is_plain, net, random_data, zeros
@@ -250,7 +250,7 @@ def test_a_module_and_a_datamodule(tmp_path: Path, datamodule: Any) -> None:
 
 
 def test_own_amounts_and_one_ranking(tmp_path: Path) -> None:
-    rows = lottery(tmp_path / "a", overrides={"last.weight": 0.1}).run().rows
+    rows = lottery(tmp_path / "a", scope=Budget(overrides={"last.weight": 0.1})).run().rows
     assert [r.weights for r in rows] == [176, 102 + 43, 82 + 39]  # 48 -> 43 -> 39
     rows = lottery(tmp_path / "b", scope="global", amount=0.5).run().rows
     assert [r.weights for r in rows] == [176, 88, 44]
@@ -389,7 +389,7 @@ class Stubborn(Net):
         ({"module": nn.Linear}, TypeError, "missing"),
         ({"module": dict}, TypeError, "should make a LightningModule, it made a dict"),
         ({"parameters": "frist.weight"}, ValueError, "near names: first.weight"),
-        ({"overrides": {"frist.weight": 0.1}}, ValueError, "frist.weight"),
+        ({"scope": Budget(overrides={"frist.weight": 0.1})}, ValueError, "frist.weight"),
         ({"trainer": {**QUIET, "strategy": "ddp_spawn"}}, ValueError, "use strategy='ddp'"),
     ],
 )

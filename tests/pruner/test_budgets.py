@@ -2,6 +2,8 @@ import copy
 import itertools
 import math
 import pickle
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from lightning_prune.pruner.budgets import Budget, TensorSize, apportion, erk, local
+from lightning_prune.pruner.budgets import Budget, TensorSize, apportion, as_budget, erk, local
 from lightning_prune.schedules import Cubic
 
 RESNET = [
@@ -343,3 +345,23 @@ def test_large_models_are_exact():
     for scope in ("local", "erk"):
         zeros = plan(Budget(scope), sizes, 0.9)
         assert sum(zeros) == round(0.9 * sum(size.numel for size in sizes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scope": "global", "normalize": "l3"}, "normalize should be None or 'l2' or 'lamp', got 'l3'"),
+        ({"scope": "local", "normalize": "lamp"}, "normalize='lamp' compares tensors: it needs scope='global'"),
+    ],
+)
+def test_what_cannot_be_normalized_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Budget(**arguments)
+
+
+def test_a_budget_is_given_as_one_or_as_its_scope() -> None:
+    assert as_budget("erk") == Budget("erk")
+    assert as_budget(Budget(max_sparsity=0.5)) == Budget("local", {}, 0.5)
+    assert hash(Budget("global", {"a": 0.5})) == hash(Budget("global", {"b": 0.5}))
+    assert Budget("global", {"a": 0.5}) != Budget("global", {"b": 0.5})
+    assert eval(repr(Budget("global", {"a": 0.5}, 0.9, "lamp"))) == Budget("global", {"a": 0.5}, 0.9, "lamp")

@@ -30,7 +30,7 @@ def network(*widths: int, seed: int = 0) -> nn.Sequential:
 def run_of(
     model: nn.Module, method: str = "l1_unstructured", dim: Any = "out", n: Any = 2, **kwargs: Any
 ) -> PruningRun:
-    budget = {key: kwargs.pop(key) for key in ("scope", "overrides", "max_sparsity") if key in kwargs}
+    budget = {key: kwargs.pop(key) for key in ("scope", "overrides", "max_sparsity", "normalize") if key in kwargs}
     pruner = Pruner(make_recipe(method, n, dim, None), Budget(**budget), **kwargs)
     return PruningRun(select(model), pruner, seed=0, layout=Layout.KEPT)
 
