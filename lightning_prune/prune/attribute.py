@@ -21,6 +21,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
 from lightning_prune.prune.kernels.masking import masked, write_zeros, zero_under
 from lightning_prune.prune.sharded.tensors import local
 
@@ -253,7 +254,7 @@ def alive_mask(module: nn.Module, name: str) -> Tensor | None:
     if layout is None:
         return None
     if layout is Layout.DOCUMENTED:
-        return cast(Tensor, module._buffers[name + "_mask"]) != 0
+        return as_bool(cast(Tensor, module._buffers[name + "_mask"]))
     return cast(_Masked, module)._kept_masks[name]
 
 
@@ -270,7 +271,7 @@ def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
     """
     parameter = cast(nn.Parameter, module._parameters[name])
     real = parameter.real if parameter.is_complex() else parameter
-    stored = _trainable(mask.to(real.dtype) if layout is Layout.DOCUMENTED else mask)
+    stored = _trainable(as_numbers(mask, real.dtype) if layout is Layout.DOCUMENTED else mask)
     _set_layouts(module, {**getattr(module, "_masked_layouts", {}), name: layout})
     kept_masks = module.__dict__.setdefault("_kept_masks", {})
     if layout is Layout.DOCUMENTED:
@@ -286,7 +287,8 @@ def set_mask(module: nn.Module, name: str, mask: Tensor) -> None:
     """Puts a new mask in the place of the one that is there."""
     # The old one is not written into: a forward that waits for its backward has saved it.
     if layout_of(module, name) is Layout.DOCUMENTED:
-        module._buffers[name + "_mask"] = _trainable(mask.to(cast(Tensor, module._buffers[name + "_mask"])))
+        old = cast(Tensor, module._buffers[name + "_mask"])
+        module._buffers[name + "_mask"] = _trainable(as_numbers(mask.to(old.device), old.dtype))
     else:
         cast(_Masked, module)._kept_masks[name] = _trainable(mask)
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.checks import describe, naming, require_prunable, require_pruned, require_shape
+from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
 from lightning_prune.prune.kernels.masking import masked
-from lightning_prune.prune.masks import AnyMethod, compute_mask, next_mask, scores_of
+from lightning_prune.prune.masks import AnyMethod, direct_mask, next_mask, scores_of
 
 Self = TypeVar("Self", bound="BasePruningMethod")
 
@@ -128,8 +129,7 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         """
         scores = t if importance_scores is None else importance_scores
         require_shape(scores, t, "importance_scores", "the tensor")
-        before = torch.ones_like(t.real if t.is_complex() else t) if default_mask is None else default_mask
-        return masked(t, compute_mask(self, scores, before))
+        return masked(t, direct_mask(self, scores, default_mask))
 
     def remove(self, module: nn.Module) -> None:
         """Makes the pruning of ``module`` permanent: the parameter gets zeros and its old name and slot back.
@@ -246,8 +246,8 @@ class PruningContainer(torch_prune.PruningContainer, BasePruningMethod):
         """
         if not self._runs:
             raise ValueError("the container holds no pruning method")
-        keep = next_mask(self._runs[-1][0], t, default_mask != 0)
-        return keep.to(default_mask.dtype)
+        keep = next_mask(self._runs[-1][0], t, as_bool(default_mask))
+        return as_numbers(keep, default_mask.dtype)
 
 
 def apply_method(

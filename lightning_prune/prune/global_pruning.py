@@ -14,6 +14,7 @@ from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.base import impose
 from lightning_prune.prune.checks import describe, require_prunable
+from lightning_prune.prune.kernels.arrays import empty_like
 from lightning_prune.prune.masks import AnyMethod, next_mask, scores_of
 from lightning_prune.prune.methods import CustomFromMask, RankedUnstructured
 
@@ -81,10 +82,17 @@ def global_masks(
     native = RankedUnstructured.compute_mask
     if isinstance(method, RankedUnstructured) and type(method).compute_mask is native:
         return method.keep(scores, alive, names)
-    full = [torch.ones_like(s, dtype=torch.bool) if a is None else a for s, a in zip(scores, alive, strict=True)]
-    flat = next_mask(method, torch.cat([s.reshape(-1) for s in scores]), torch.cat([a.reshape(-1) for a in full]))
+    flat = next_mask(method, torch.cat([s.reshape(-1) for s in scores]), _joined(scores, alive))
     parts = torch.split(flat, [s.numel() for s in scores])
-    return [a & part.view(a.shape) for a, part in zip(full, parts, strict=True)]
+    return [empty_like(s, torch.bool).copy_(part.view(s.shape)) for s, part in zip(scores, parts, strict=True)]
+
+
+def _joined(scores: Sequence[Tensor], alive: Sequence[Tensor | None]) -> Tensor | None:
+    """The masks so far as one vector, ``None`` if there are none."""
+    if all(mask is None for mask in alive):
+        return None
+    full = [torch.ones_like(s, dtype=torch.bool) if a is None else a for s, a in zip(scores, alive, strict=True)]
+    return torch.cat([mask.reshape(-1) for mask in full])
 
 
 def _require_unstructured(method: Any) -> None:

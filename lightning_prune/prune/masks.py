@@ -9,6 +9,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from lightning_prune.prune.checks import describe, require_binary, require_channels, require_parameter, require_shape
+from lightning_prune.prune.kernels.channels import living
 
 AnyMethod = torch_prune.BasePruningMethod
 
@@ -27,15 +28,24 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
     Raises:
         ValueError: If the method gives a mask of a wrong shape or with values other than 0 and 1.
     """
-    before = torch.ones_like(scores, dtype=torch.bool) if alive is None else alive
-    if getattr(type(method).compute_mask, "ranks_alive", False):
-        return compute_mask(method, scores, before)
-    region = _region(method, before, first=alive is None)
+    if _makes_keep_masks(method):
+        keep: Tensor = method.keep_mask(scores, alive)  # type: ignore[attr-defined]
+        return keep
+    region = _region(method, scores if alive is None else alive, first=alive is None)
     part = scores.clone() if region is ... else scores[region]
-    default = before[region].to(part.real.dtype if part.is_complex() else part.dtype)
-    keep = before.clone()
-    keep[region] &= _as_binary(method, compute_mask(method, part, default), default)
+    dtype = part.real.dtype if part.is_complex() else part.dtype
+    default = torch.ones_like(part, dtype=dtype) if alive is None else alive[region].to(dtype)
+    found = _as_binary(method, compute_mask(method, part, default), default)
+    if alive is None:
+        return torch.empty_like(scores, dtype=torch.bool).copy_(found)
+    keep = alive.clone()
+    keep[region] &= found
     return keep
+
+
+def _makes_keep_masks(method: AnyMethod) -> bool:
+    """Whether a method makes boolean masks itself, and no subclass has another ``compute_mask``."""
+    return getattr(type(method).compute_mask, "of_keep_mask", False)
 
 
 def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:
@@ -47,8 +57,7 @@ def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:
         return alive
     if kind == "structured":
         dim = require_channels(alive, method.dim)  # type: ignore[attr-defined]
-        others = [d for d in range(alive.dim()) if d != dim]
-        return (*[slice(None)] * dim, alive.sum(dim=others) > 0)
+        return (*[slice(None)] * dim, living(alive, dim).any)
     if kind == "global":
         return ...
     raise ValueError(
@@ -61,6 +70,15 @@ def _as_binary(method: AnyMethod, mask: Tensor, like: Tensor) -> Tensor:
     require_shape(mask, like, f"the mask of {name}", "its input")
     require_binary(mask, f"the mask of {name}")
     return mask.to(device=like.device, dtype=torch.bool)
+
+
+def direct_mask(method: AnyMethod, t: Tensor, default_mask: Tensor | None) -> Tensor:
+    """What ``method.compute_mask`` gives for a whole tensor; ``None`` stands for a mask of ones."""
+    if default_mask is None and _makes_keep_masks(method):
+        keep: Tensor = method.keep_mask(t, None)  # type: ignore[attr-defined]
+        return keep
+    ones = torch.ones_like(t.real if t.is_complex() else t) if default_mask is None else default_mask
+    return compute_mask(method, t, ones)
 
 
 def compute_mask(method: torch_prune.BasePruningMethod, t: Tensor, default_mask: Tensor) -> Tensor:

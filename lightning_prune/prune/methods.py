@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,31 +11,50 @@ from torch import Tensor
 from lightning_prune.prune.amounts import canonical_amount, compute_nparams_to_prune, validate_pruning_amount
 from lightning_prune.prune.base import BasePruningMethod
 from lightning_prune.prune.checks import require_binary, require_channels, require_shape
+from lightning_prune.prune.kernels.arrays import as_array, as_bool, as_numbers, count_true, empty_like
+from lightning_prune.prune.kernels.channels import Living, living, spread
+from lightning_prune.prune.kernels.masking import kept
 from lightning_prune.prune.kernels.norms import channel_norms
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.smallest import keep_masks
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+class NativeMethod(BasePruningMethod):
+    """A method that is shown the whole tensor and what is left of it, and makes a boolean mask of its own.
+
+    So nothing has to be cut out for it, and no mask in another dtype is made for it.
+    """
+
+    def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
+        """The boolean mask after this method, never True where ``alive`` is not.
+
+        Args:
+            t: Importance scores, any shape.
+            alive: Boolean mask so far, ``None`` = nothing pruned.
+
+        Returns:
+            A new boolean mask, True = kept.
+        """
+        raise NotImplementedError
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        """The mask of one tensor, in the dtype of ``default_mask``."""
+        return as_numbers(self.keep_mask(t, as_bool(default_mask)), default_mask.dtype)
+
+    compute_mask.of_keep_mask = True  # type: ignore[attr-defined]
 
 
-def _ranks_alive(compute_mask: F) -> F:
-    """Says that a ``compute_mask`` leaves the masked entries out itself, so that nothing has to be cut out for it."""
-    compute_mask.ranks_alive = True  # type: ignore[attr-defined]
-    return compute_mask
-
-
-class Identity(BasePruningMethod):
+class Identity(NativeMethod):
     """Prunes nothing; installs the parametrization with a mask of ones."""
 
     PRUNING_TYPE = "unstructured"
 
-    @_ranks_alive
-    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+    def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
         """The mask as it is."""
-        return default_mask.clone()
+        return empty_like(t, torch.bool).fill_(True) if alive is None else alive.clone()
 
 
-class RankedUnstructured(BasePruningMethod):
+class RankedUnstructured(NativeMethod):
     """Drops a number of single entries, over one tensor or over many ranked together.
 
     Args:
@@ -63,7 +82,7 @@ class RankedUnstructured(BasePruningMethod):
         Raises:
             ValueError: If a count is more than what is left, or a score is NaN.
         """
-        left = sum(s.numel() if a is None else int(a.count_nonzero()) for s, a in zip(scores, alive, strict=True))
+        left = sum(s.numel() if a is None else count_true(as_array(a)) for s, a in zip(scores, alive, strict=True))
         validate_pruning_amount(self.amount, left)
         return self._drop(scores, compute_nparams_to_prune(self.amount, left), alive, names)
 
@@ -76,11 +95,9 @@ class RankedUnstructured(BasePruningMethod):
     ) -> list[Tensor]:
         raise NotImplementedError
 
-    @_ranks_alive
-    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """The mask of one tensor, in the dtype of ``default_mask``."""
-        keep = self.keep([t], [default_mask != 0], ["scores"])[0]
-        return keep.to(default_mask.dtype)
+    def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
+        """The boolean mask of one tensor after dropping ``amount`` of its alive entries."""
+        return self.keep([t], [alive], ["scores"])[0]
 
 
 class L1Unstructured(RankedUnstructured):
@@ -124,7 +141,7 @@ class RandomUnstructured(RankedUnstructured):
         return random_keep_masks(scores, count, alive=alive, generator=self._generator)
 
 
-class RankedStructured(BasePruningMethod):
+class RankedStructured(NativeMethod):
     """Drops a number of whole channels along a dimension.
 
     Args:
@@ -142,20 +159,29 @@ class RankedStructured(BasePruningMethod):
         """Importance score of each channel of ``t``: one value each, 1-d of length ``t.shape[dim]``."""
         raise NotImplementedError
 
-    @_ranks_alive
-    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """The mask of one tensor, in the dtype of ``default_mask``."""
+    def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
+        """The boolean mask of one tensor after dropping ``amount`` of its alive channels."""
         dim = require_channels(t, self.dim)
-        kept = default_mask != 0
-        others = [d for d in range(t.dim()) if d != dim]
-        alive = kept.any(dim=others) if others else kept
-        left = int(alive.count_nonzero())
-        validate_pruning_amount(self.amount, left)
-        count = compute_nparams_to_prune(self.amount, left)
-        scores = self.channel_scores(torch.where(kept, t, 0))
-        channels = keep_masks([scores], count, alive=[alive], names=["channel scores"])[0]
-        shape = [-1 if d == dim else 1 for d in range(t.dim())]
-        return (kept & channels.view(shape)).to(default_mask.dtype)
+        left = _left(t, alive, dim)
+        number = t.shape[dim] if left is None else int(left.any.count_nonzero())
+        validate_pruning_amount(self.amount, number)
+        count = compute_nparams_to_prune(self.amount, number)
+        whole = left is None or left.whole
+        scores = self._living_scores(t, alive, whole)
+        channels = keep_masks([scores], count, alive=[left and left.any], names=["channel scores"])[0]
+        mask = spread(channels, dim, t)
+        return mask if whole or alive is None else mask.logical_and_(alive)
+
+    def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
+        """The scores of what is left of ``t``; ``whole``: of each channel that is all or nothing."""
+        return self.channel_scores(t if alive is None else kept(t, alive))
+
+
+def _left(t: Tensor, alive: Tensor | None, dim: int) -> Living | None:
+    """What is left of each channel, ``None`` = all of it; nothing of those without entries."""
+    if alive is None and t.numel():
+        return None
+    return living(torch.ones_like(t, dtype=torch.bool) if alive is None else alive, dim)
 
 
 class LnStructured(RankedStructured):
@@ -176,6 +202,11 @@ class LnStructured(RankedStructured):
         """The Ln norm of each channel."""
         return channel_norms(t, self.n, self.dim)
 
+    def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
+        if type(self).channel_scores is not LnStructured.channel_scores:
+            return super()._living_scores(t, alive, whole)
+        return channel_norms(t, self.n, self.dim, None if whole else alive)
+
 
 class RandomStructured(RankedStructured):
     """Drops channels at random, each with the same probability.
@@ -195,8 +226,13 @@ class RandomStructured(RankedStructured):
         device = t.device if self._generator is None else self._generator.device
         return torch.rand(t.shape[self.dim], generator=self._generator, device=device).to(t.device)
 
+    def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
+        if type(self).channel_scores is not RandomStructured.channel_scores:
+            return super()._living_scores(t, alive, whole)
+        return self.channel_scores(t)  # of which only the shape counts
 
-class CustomFromMask(BasePruningMethod):
+
+class CustomFromMask(NativeMethod):
     """Drops what a given mask drops.
 
     Args:
@@ -216,10 +252,12 @@ class CustomFromMask(BasePruningMethod):
         """Where the mask came from."""
         return f"CustomFromMask({self.origin or ''})"
 
-    @_ranks_alive
-    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """Both masks together, in the dtype of ``default_mask``."""
+    def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
+        """Both masks together."""
         if self.mask is None:
             raise ValueError("CustomFromMask holds no mask (None was given, or it is the record of a past pruning)")
         require_shape(self.mask, t, "mask", "the tensor")
-        return ((default_mask != 0) & (self.mask != 0).to(default_mask.device)).to(default_mask.dtype)
+        mask = as_bool(self.mask)
+        if alive is None:
+            return empty_like(t, torch.bool).copy_(mask)
+        return alive & mask.to(alive.device)

@@ -75,6 +75,25 @@ class TestComputeMask:
         method = CustomFromMask([[1, 0], [1, 1], [0, 1]])
         assert mask_of(method, torch.tensor([[1.0, 1], [0, 1], [1, 1]])) == [[1, 0], [0, 1], [0, 1]]
 
+    def test_channels_that_are_gone_as_a_whole_are_not_ranked(self) -> None:
+        before = torch.tensor([[0.0, 0], [1, 1], [1, 1]])
+        rows = torch.tensor([[torch.nan, 9], [3, 3], [2, 0.5]])
+        assert LnStructured(1, n=2, dim=0).compute_mask(rows, before).tolist() == [[0, 0], [1, 1], [0, 0]]
+
+    def test_scores_of_ones_own_see_zeros_where_channels_are_gone(self) -> None:
+        class FarFromTheMean(LnStructured):
+            def channel_scores(self, t: Tensor) -> Tensor:
+                return (t - t.mean(0)).norm(dim=1)
+
+        rows = torch.tensor([[9.0, 9], [1, 1], [5, 5]])
+        assert FarFromTheMean(1, n=2, dim=0).compute_mask(rows, torch.ones(3, 2)).tolist() == [[1, 1], [1, 1], [0, 0]]
+        before = torch.tensor([[0.0, 0], [1, 1], [1, 1]])
+        assert FarFromTheMean(1, n=2, dim=0).compute_mask(rows, before).tolist() == [[0, 0], [0, 0], [1, 1]]
+
+    def test_channels_without_entries_are_not_there_to_prune(self) -> None:
+        with pytest.raises(ValueError, match="more than the 0 units"):
+            LnStructured(1, n=2, dim=0).prune(torch.ones(3, 0))
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64, torch.bfloat16])
     def test_the_mask_has_the_dtype_of_the_mask_before(self, dtype: torch.dtype) -> None:
         for method in (Identity(), L1Unstructured(1), RandomUnstructured(1), LnStructured(1, 2), RandomStructured(1)):

@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Array = Any  # a numpy array or a tensor
+
+_LARGE = 1 << 22  # bytes from which numpy asks the system for large pages
+_IN_NUMPY = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+_NUMPY_OF = {torch.bool: np.bool_, torch.uint8: np.uint8, torch.float32: np.float32, torch.float64: np.float64}
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -24,6 +28,59 @@ def as_array(tensor: Tensor) -> Array:
         array([False,  True])
     """
     return tensor.numpy() if tensor.is_cpu and type(tensor) is Tensor else tensor
+
+
+def empty_like(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor without values, of the shape, device and memory format of another one; it takes no gradient.
+
+    The system hands memory out in pages of 4 KiB, and to map each of them when it is first written takes longer than to
+    choose what is written. numpy asks for pages of 2 MiB where they can be had, torch does not.
+
+    Example:
+        >>> empty_like(torch.ones(2, 3).T, torch.bool).stride()
+        (1, 3)
+    """
+    if dtype not in _NUMPY_OF or not _on_plain_cpu(tensor) or tensor.numel() * dtype.itemsize < _LARGE:
+        return torch.empty_like(tensor, dtype=dtype, requires_grad=False)
+    strides = torch.empty_like(tensor, dtype=dtype, device="meta").stride()
+    memory: Array = np.empty(tensor.numel(), _NUMPY_OF[dtype])
+    shaped = np.lib.stride_tricks.as_strided(memory, tensor.shape, [step * dtype.itemsize for step in strides])
+    return torch.from_numpy(shaped)
+
+
+def as_bool(mask: Tensor) -> Tensor:
+    """A mask of 0 and 1 in any dtype as booleans; a boolean one as it is.
+
+    Example:
+        >>> as_bool(torch.tensor([1.0, 0.0]))
+        tensor([ True, False])
+    """
+    if mask.dtype is torch.bool:
+        return mask
+    mask = mask.detach()
+    if mask.dtype not in _IN_NUMPY or not _on_plain_cpu(mask):
+        return mask != 0
+    found = empty_like(mask, torch.bool)
+    np.not_equal(mask.numpy(), 0, out=found.numpy())
+    return found
+
+
+def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as 0 and 1 in another dtype; for ``torch.bool`` as it is.
+
+    Example:
+        >>> as_numbers(torch.tensor([True, False]), torch.float32)
+        tensor([1., 0.])
+    """
+    if dtype is torch.bool or not _on_plain_cpu(mask):
+        return mask.to(dtype)
+    return empty_like(mask, dtype).copy_(mask.view(torch.uint8))  # from bool it takes ten times as long
+
+
+def _on_plain_cpu(tensor: Tensor) -> bool:
+    """Whether this is memory that others may read: neither a subclass nor a view with other signs."""
+    strided = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu and tensor.layout is torch.strided
+    return strided and not tensor.is_neg() and not tensor.is_conj()
 
 
 def count_true(mask: Array) -> int:

@@ -65,6 +65,21 @@ def masked(tensor: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask if mask.dtype is torch.bool else mask != 0, tensor, 0)
 
 
+def kept(tensor: Tensor, mask: Tensor) -> Tensor:
+    """``where(mask, tensor, 0)`` without derivatives, for masks that are needed once.
+
+    Args:
+        tensor: Any tensor.
+        mask: Boolean, its shape, on its device.
+
+    Example:
+        >>> kept(torch.tensor([1.0, torch.inf]), torch.tensor([True, False]))
+        tensor([1., 0.])
+    """
+    tensor = tensor.detach()
+    return _product(tensor, mask) if _is_plain(tensor) and mask.dtype is torch.bool else torch.where(mask, tensor, 0)
+
+
 def _numbers(mask: Tensor, tensor: Tensor) -> Tensor | None:
     """The mask as 0 and 1 in the dtype of a tensor, if it is that already or small."""
     if mask.dtype is tensor.dtype:

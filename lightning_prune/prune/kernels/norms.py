@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+
+from lightning_prune.prune.kernels.channels import around, in_memory_order
+from lightning_prune.prune.kernels.masking import kept
 
 __all__ = ["channel_norms"]
 
 _BLOCK = 1 << 17  # entries: a block and its magnitudes stay in a core's L2 cache
 
 
-def channel_norms(t: Tensor, n: int | float | str, dim: int) -> Tensor:
+def channel_norms(t: Tensor, n: int | float | str, dim: int, alive: Tensor | None = None) -> Tensor:
     r"""The norm of every slice of `t` along `dim`.
 
     For a finite number `n` the norm of channel :math:`c` is :math:`(\sum_i |t_{c,i}|^n)^{1/n}` over all its entries,
@@ -29,6 +32,7 @@ def channel_norms(t: Tensor, n: int | float | str, dim: int) -> Tensor:
             values) of each slice as a matrix of its first dimension by all its others. The nuclear norm of a slice
             that is a vector is its 2-norm.
         dim: The channel dimension; negative ones count from the end.
+        alive: Boolean mask of the shape of `t`; entries where it is False count as 0. Default: all count.
 
     Returns:
         Tensor of shape ``(t.shape[dim],)``: float64 for double precision, else float32. Channels without entries
@@ -51,10 +55,12 @@ def channel_norms(t: Tensor, n: int | float | str, dim: int) -> Tensor:
     t = t.detach()
     dtype = torch.float64 if t.dtype in (torch.float64, torch.complex128) else torch.float32
     if n == "nuc" and t.dim() > 2:
-        return _nuclear_norms(t, dim)
+        return _nuclear_norms(t if alive is None else kept(t, alive), dim)
     if t.numel() == 0:
         return torch.zeros(t.shape[dim], dtype=dtype, device=t.device)
-    return _vector_norms(_around(t, dim), power, dtype)
+    order = in_memory_order(t, dim)[0]  # norms do not depend on it
+    mask = None if alive is None else around(alive, dim, order)
+    return _vector_norms(around(t, dim, order), mask, power, dtype)
 
 
 def _power(n: object) -> float:
@@ -83,27 +89,38 @@ def _nuclear_norms(t: Tensor, dim: int) -> Tensor:
     return singular.sum(1)
 
 
-def _around(t: Tensor, dim: int) -> Tensor:
-    """`t` as (entries before, channels, entries after) in the order of memory, which norms do not depend on."""
-    order = sorted(range(t.dim()), key=t.stride, reverse=True)
-    place = order.index(dim)
-    t = t.permute(order)
-    return t.reshape(math.prod(t.shape[:place]), t.shape[place], -1)
-
-
-def _vector_norms(x: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+def _vector_norms(x: Tensor, alive: Tensor | None, power: float, dtype: torch.dtype) -> Tensor:
     before, channels, after = x.shape
     if before == 1 and power == 2.0:  # torch has a fast path for just this
-        norms: Tensor = torch.linalg.vector_norm(x[0], 2, dim=1, dtype=None if x.is_complex() else dtype)
-        return norms
+        return torch.cat([_row_norms(block, dtype) for block in _row_blocks(x, alive, 0)])
     if channels * after <= _BLOCK:
-        blocks = torch.split(x, _BLOCK // (channels * after))
-        rows = (_reduce(_terms(block, power, dtype), power, 0) for block in blocks)
-        total = _reduce(_join(rows, power), power, 1)
+        blocks = _blocks(x, alive, _BLOCK // (channels * after))
+        sums = (_reduce(_terms(block, power, dtype), power, 0) for block in blocks)
+        total = _reduce(_join(sums, power), power, 1)
     else:
-        slices = (torch.split(part, max(1, _BLOCK // after)) for part in x)
+        slices = (_row_blocks(x, alive, place) for place in range(before))
         total = _join((torch.cat([_reduce(_terms(b, power, dtype), power, 1) for b in s]) for s in slices), power)
     return total if math.isinf(power) else total.pow_(1 / power)
+
+
+def _row_norms(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, 2, dim=1, dtype=None if rows.is_complex() else dtype)
+    return norms
+
+
+def _row_blocks(x: Tensor, alive: Tensor | None, place: int) -> Iterator[Tensor]:
+    """Blocks of the channels at one of the places before them."""
+    size = max(1, _BLOCK // x.shape[2])
+    return _blocks(x[place], None if alive is None else alive[place], size)
+
+
+def _blocks(x: Tensor, alive: Tensor | None, size: int) -> Iterator[Tensor]:
+    """At most so many rows at a time, with zeros where nothing is left."""
+    if alive is None:
+        yield from torch.split(x, size)
+        return
+    for part, mask in zip(torch.split(x, size), torch.split(alive, size), strict=True):
+        yield kept(part, mask)
 
 
 def _terms(block: Tensor, power: float, dtype: torch.dtype) -> Tensor:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, kth_smallest, positions, put
+from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, empty_like, kth_smallest, positions, put
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
 from lightning_prune.prune.kernels.pieces import NaNError, Piece, checked_alive, checked_living, real, split, whole
 
@@ -72,7 +72,7 @@ def keep_masks(
     scores = [score.detach().resolve_neg() for score in scores]
     alive = checked_alive(scores, alive)
     living = checked_living(scores, alive, count)
-    masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]
+    masks = [empty_like(score, torch.bool) for score in scores]
     try:
         _fill_masks(whole(scores, alive, masks), count, living)
     except NaNError:

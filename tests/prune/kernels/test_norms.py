@@ -117,3 +117,24 @@ def test_a_dim_out_of_range_is_refused(dim: int) -> None:
 def test_too_few_dimensions_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="2 or more dimensions"):
         channel_norms(torch.ones(shape), 2, 0)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("name", TENSORS)
+def test_masked_entries_count_as_zeros(name: str) -> None:
+    t = torch.randn(TENSORS[name])
+    alive = torch.rand(t.shape) < 0.5
+    there = torch.where(alive, t, torch.nan)
+    for n in [*ORDERS, "nuc"]:
+        for dim in range(t.dim()):
+            wanted = channel_norms(torch.where(alive, t, 0), n, dim)
+            assert torch.equal(channel_norms(there, n, dim, alive), wanted)
+
+
+@pytest.mark.usefixtures("_blocks")
+def test_masks_of_other_strides() -> None:
+    t = torch.randn(8, 6, 4, 4).contiguous(memory_format=torch.channels_last)
+    alive = torch.rand(t.shape) < 0.5
+    for dim in range(4):
+        wanted = channel_norms(torch.where(alive, t, 0), 2, dim)
+        torch.testing.assert_close(channel_norms(t, 2, dim, alive), wanted, rtol=1e-6, atol=0)

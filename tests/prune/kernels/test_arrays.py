@@ -1,0 +1,52 @@
+"""Memory for masks, and masks in other dtypes."""
+
+import pytest
+import torch
+
+from lightning_prune.prune.kernels.arrays import as_bool, as_numbers, empty_like
+
+LARGE = {  # 4 MiB of booleans and more, for which the memory is another one
+    "rows": torch.empty(2100, 2000),
+    "transposed": torch.empty(2000, 2100).T,
+    "channels last": torch.empty(60, 30, 50, 50).contiguous(memory_format=torch.channels_last),
+    "one row": torch.empty(1, 4_200_000),
+    "vector": torch.empty(4_200_000),
+    "a part": torch.empty(2100, 4000)[:, ::2],
+    "expanded": torch.empty(1, 2100, 1).expand(2, 2100, 1000),
+    "small": torch.empty(3, 4),
+    "a number": torch.empty(()),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_memory_like_a_tensor(name: str, dtype: torch.dtype) -> None:
+    like = LARGE[name]
+    made, wanted = empty_like(like, dtype), torch.empty_like(like, dtype=dtype)
+    assert (made.shape, made.stride(), made.dtype) == (wanted.shape, wanted.stride(), dtype)
+    assert made.fill_(1).sum() == like.numel()
+    assert made._base is None
+
+
+def test_memory_like_a_parameter_takes_no_gradient() -> None:
+    for size in (3, 4_200_000):
+        assert not empty_like(torch.nn.Parameter(torch.ones(size)), torch.float32).requires_grad
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32]
+)
+def test_masks_in_other_dtypes(dtype: torch.dtype) -> None:
+    mask = torch.tensor([[True, False, True], [False, False, True]])
+    for there in (mask, mask.T, mask[:, ::2]):
+        numbers = as_numbers(there, dtype)
+        assert numbers.dtype is dtype
+        assert torch.equal(numbers, there.to(dtype))
+        assert torch.equal(as_bool(numbers), there)
+
+
+def test_a_mask_with_gradient_or_signs() -> None:
+    assert as_bool(torch.ones(2, requires_grad=True)).tolist() == [True, True]
+    negative = torch.tensor([1 + 1j, 1 + 0j]).conj().imag
+    assert negative.is_neg()
+    assert as_bool(negative).tolist() == [True, False]
