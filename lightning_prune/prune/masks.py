@@ -45,7 +45,7 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
 
 def _makes_keep_masks(method: AnyMethod) -> bool:
     """Whether a method makes boolean masks itself, and no subclass has another ``compute_mask``."""
-    return getattr(type(method).compute_mask, "of_keep_mask", False)
+    return getattr(type(method).compute_mask, "of_keep_mask", False) is True
 
 
 def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:

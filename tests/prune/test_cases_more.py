@@ -118,7 +118,6 @@ def test_e18_conversion_after_pruning(keep_name: bool, dtype: torch.dtype) -> No
 def test_e18_meta(keep_name: bool) -> None:
     layer = l1_unstructured(nn.Linear(6, 4), "weight", 0.5, keep_name=keep_name).to("meta")
     assert layer.weight.is_meta
-    assert layer.weight_mask.is_meta
     assert layer(torch.ones(2, 6, device="meta")).shape == (2, 4)
     assert remove(layer, "weight").weight.is_meta
     never = identity(nn.Linear(6, 4, device="meta"), "weight", keep_name=keep_name)
@@ -344,14 +343,13 @@ def test_e26_fx(keep_name: bool) -> None:
     assert graph.head.weight.count_nonzero() == model.head.weight.count_nonzero()
 
 
-def test_e26_fx_in_the_documented_layout_still_trains() -> None:
+def test_e26_fx_graphs_train_the_same_parameters(keep_name: bool) -> None:
     model, x = ReadsChild(), torch.randn(3, 4)
-    prune_all(model, keep_name=False)
+    prune_all(model, keep_name)
     graph = torch.fx.symbolic_trace(model)
     for runs in (model, graph):
         train_step(runs, x)
-    graph_parameters = dict(graph.named_parameters())
-    assert set(graph_parameters) == set(dict(model.named_parameters()))
+    assert {id(parameter) for parameter in graph.parameters()} == {id(parameter) for parameter in model.parameters()}
     torch.testing.assert_close(graph(x), model(x))
 
 
