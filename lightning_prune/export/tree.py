@@ -1,0 +1,162 @@
+"""Plain values as JSON and back, exactly: what a checkpoint holds beside its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_PAIRS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "Counter": lambda pairs: Counter(dict(pairs)),
+    "defaultdict": dict,
+}
+_ITEMS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+    "Size": torch.Size,
+}
+_TYPES: dict[type, str] = {
+    **{dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter", defaultdict: "defaultdict"},
+    **{tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque", torch.Size: "Size"},
+}
+
+
+METADATA = "_metadata"
+"""The attribute in which ``torch.nn.Module.state_dict`` gives the versions of modules."""
+
+
+class NotPlainError(ValueError):
+    """A value is neither a tensor nor a plain value."""
+
+
+def encode(value: Any, tensor: Callable[[str, Tensor], int], path: str = "") -> Any:
+    """A JSON value for plain values with tensors in them.
+
+    Plain are None, booleans, integers, floats, complex numbers, strings, bytes, dtypes, devices, and lists, tuples,
+    sets, deques, sizes, dicts, ordered dicts and counters of plain values. A ``defaultdict`` becomes a dict.
+
+    Args:
+        value: The value.
+        tensor: Called with the path of each tensor and the tensor; gives its number.
+        path: Where the value is, for messages.
+
+    Raises:
+        NotPlainError: If a value is of another type.
+
+    Example:
+        >>> encode((1, {"a": float("inf")}), lambda path, tensor: 0)
+        ['tuple', [1, ['dict', [['a', ['float', 'inf']]]]]]
+    """
+    kind = type(value)
+    if isinstance(value, Tensor):
+        return ["tensor", tensor(path, value)]
+    if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
+        return value
+    if kind is list:
+        return ["list", [encode(item, tensor, _below(path, i)) for i, item in enumerate(value)]]
+    if _TYPES.get(kind) in _PAIRS:
+        versions = getattr(value, METADATA, None)
+        if versions:
+            return ["state_dict", [encode(dict(value), tensor, path), encode(dict(versions), tensor, path)]]
+        return [_TYPES[kind], [[encode(k, tensor, path), encode(v, tensor, _below(path, k))] for k, v in value.items()]]
+    if kind in _TYPES:
+        return [_TYPES[kind], [encode(item, tensor, _below(path, i)) for i, item in enumerate(value)]]
+    return _encode_word(value, path)
+
+
+def decode(node: Any, tensors: Callable[[int], Tensor]) -> Any:
+    """The value that :func:`encode` made JSON of.
+
+    Args:
+        node: The JSON value.
+        tensors: Gives the tensor of a number.
+
+    Raises:
+        ValueError: If it is not such a value.
+
+    Example:
+        >>> decode(["tuple", [1, ["float", "inf"]]], lambda number: torch.zeros(()))
+        (1, inf)
+    """
+    if not isinstance(node, list):
+        return node
+    kind, content = node
+    if kind == "tensor":
+        return tensors(content)
+    if kind == "list":
+        return [decode(item, tensors) for item in content]
+    if kind == "state_dict":
+        return with_versions(*(decode(item, tensors) for item in content))
+    if kind in _PAIRS:
+        return _PAIRS[kind]([(decode(k, tensors), decode(v, tensors)) for k, v in content])
+    if kind in _ITEMS:
+        return _ITEMS[kind]([decode(item, tensors) for item in content])
+    return _decode_word(kind, content)
+
+
+def with_versions(state: Mapping[str, Any], versions: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """A state dict with the versions of its modules, by which modules upgrade states that older ones wrote.
+
+    Args:
+        state: Values by name.
+        versions: For each module's name what ``torch.nn.Module.state_dict`` notes of it.
+    """
+    found = OrderedDict(state)
+    setattr(found, METADATA, OrderedDict(versions))
+    return found
+
+
+def describe(value: Any) -> str:
+    """What was found, in words.
+
+    Example:
+        >>> describe({"epoch": 3})
+        "a mapping with 'epoch'"
+    """
+    if not isinstance(value, Mapping):
+        return f"a {type(value).__name__}"
+    more = f" and {len(value) - 8} more" if len(value) > 8 else ""
+    return f"a mapping with {', '.join(map(repr, list(value)[:8])) or 'nothing in it'}{more}"
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _encode_word(value: Any, path: str) -> list[Any]:
+    if type(value) is float:
+        return ["float", repr(value)]
+    if type(value) is complex:
+        return ["complex", [value.real.hex(), value.imag.hex()]]
+    if type(value) is bytes:
+        return ["bytes", value.hex()]
+    if isinstance(value, torch.dtype):
+        return ["dtype", str(value).removeprefix("torch.")]
+    if isinstance(value, torch.device):
+        return ["device", str(value)]
+    raise NotPlainError(
+        f"'{path}' is a {type(value).__module__}.{type(value).__qualname__}; only tensors and plain values (numbers, "
+        "strings, lists, dicts, ...) can be written, since anything else would run code when it is read"
+    )
+
+
+def _decode_word(kind: Any, content: Any) -> Any:
+    if kind == "float":
+        return float(content)
+    if kind == "complex":
+        return complex(*map(float.fromhex, content))
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "dtype" and isinstance(getattr(torch, content, None), torch.dtype):
+        return getattr(torch, content)
+    if kind == "device":
+        return torch.device(content)
+    raise ValueError(f"{kind!r} is no type of a plain value")
