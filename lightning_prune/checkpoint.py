@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.prune.sharded.tensors import holders_of, is_sharded, local, whole
+from lightning_prune.prune.sharded.tensors import holders_of, is_sharded, local, split_dims, whole
 from lightning_prune.prune.whole_model import pruned_tensors
 
 
@@ -37,11 +37,11 @@ def pack(mask: Tensor) -> Tensor:
 def pack_whole(mask: Tensor) -> Tensor:
     """The bytes that :func:`pack` makes of a whole mask, of which each rank may hold some rows.
 
-    Ranks send each other their bits, or their masks if the rows of a rank do not end where a byte ends. Every rank has
-    to call it.
+    Ranks send each other their bits; or their masks, if the rows of a rank do not end where a byte ends or they hold
+    other slices than rows. Every rank has to call it.
 
     Args:
-        mask: Boolean, plain or split by rows.
+        mask: Boolean, plain or split.
 
     Returns:
         As :func:`pack`, the same on every rank.
@@ -50,7 +50,7 @@ def pack_whole(mask: Tensor) -> Tensor:
         return pack(mask)
     holders = holders_of(mask)
     most = -(-mask.shape[0] // holders.size) * (mask.numel() // max(1, mask.shape[0]))
-    if most % 8:
+    if most % 8 or len(holders.groups) != 1 or split_dims(mask) != {0}:
         return pack(whole(mask))
     own = torch.zeros(most // 8, dtype=torch.uint8)
     bits = pack(local(mask))

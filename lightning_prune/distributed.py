@@ -5,166 +5,33 @@ All of it happens at pruning events; between them nothing is exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from torch import Tensor
 
-from lightning_prune.prune.kernels.hashing import GOLDEN, mix, stream
-from lightning_prune.prune.sharded.tensors import holders_of, local
+from lightning_prune.prune.sharded.agreement import (
+    checksum,
+    of_rank_0,
+    require_same,
+    require_same_masks,
+    together,
+)
+from lightning_prune.prune.sharded.ranks import collective_device, several_ranks
 
-T = TypeVar("T")
-
-_PIECE = 1 << 20  # entries, eight of which make a word
-
-
-def several_ranks() -> bool:
-    """Whether this process is one of several that train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def checksum(mask: Tensor) -> int:
-    """A 64-bit number that differs for masks that differ in any entry, or in their order.
-
-    Args:
-        mask: Boolean, any shape and memory format.
-
-    Example:
-        >>> checksum(torch.tensor([True, False])) == checksum(torch.tensor([False, True]))
-        False
-    """
-    flat = mask.detach().reshape(-1)
-    even = flat.numel() // 8 * 8
-    total = flat.numel() + _checksum_of(flat[even:].long(), even)
-    for start in range(0, even, _PIECE):
-        part = flat[start : min(start + _PIECE, even)]
-        # words begin where addresses are multiples of 8, which the entries of a view need not do
-        part = part.clone() if part.storage_offset() % 8 else part
-        total += _checksum_of(part.view(torch.int64), start // 8)
-    return (total + 2**63) % 2**64 - 2**63
-
-
-def _checksum_of(words: Tensor, start: int) -> int:
-    place = torch.arange(start, start + len(words), device=words.device)
-    return int(mix(mix(place.add_(1).mul_(GOLDEN)) ^ words).sum())
-
-
-def require_same_masks(masks: Mapping[str, Tensor | None]) -> None:
-    """Compares masks over all ranks that hold the same rows: one reduction of 16 bytes for each mask and shard.
-
-    Every rank has to call it. Where each rank holds rows of its own there is nothing to compare.
-
-    Args:
-        masks: Boolean masks by the names of their tensors, ``None`` = nothing pruned; the same names on every rank. All
-            of them plain, or all split in the same way.
-
-    Raises:
-        RuntimeError: On every rank, if a mask differs between ranks; names the tensors.
-    """
-    if not several_ranks() or not masks:
-        return
-    holders = holders_of(next((mask for mask in masks.values() if mask is not None), torch.empty(0)))
-    if holders.size == dist.get_world_size():
-        return
-    sums = torch.tensor([0 if mask is None else checksum(local(mask)) for mask in masks.values()])
-    differ = _differing(sums, holders.index, holders.size)
-    wrong = [name for name, other in zip(masks, differ.tolist(), strict=True) if other]
-    if wrong:
-        raise RuntimeError(
-            f"the masks of {len(wrong)} of {len(masks)} tensors differ between the ranks: {', '.join(wrong[:8])}. "
-            "Weights, scores and random choices have to be the same on every rank: average scores with "
-            "lightning_prune.distributed.mean_over_ranks, and draw random numbers from torch's generators only, "
-            "which each event seeds alike."
-        )
-
-
-def require_same(words: Iterable[str], what: str) -> None:
-    """Compares texts over all ranks; one reduction of 16 bytes. Every rank has to call it.
-
-    Args:
-        words: The texts, in order.
-        what: What they are, for the message.
-
-    Raises:
-        RuntimeError: On every rank, if they differ.
-    """
-    words = list(words)
-    if several_ranks() and bool(_differing(torch.tensor([stream("\n".join(words))])).any()):
-        raise RuntimeError(f"{what} differs between the ranks; rank {dist.get_rank()} has {', '.join(words[:8])}")
-
-
-@contextmanager
-def together() -> Iterator[None]:
-    """What is raised on one rank within it is raised on all, so that none waits for the others; sends 16 bytes.
-
-    Every rank has to enter it. The block may exchange something only where no rank can have failed before on its own.
-
-    Raises:
-        RuntimeError: On the ranks that did not fail themselves; names the rank that did and says how.
-
-    Example:
-        >>> with together():
-        ...     "a block that can fail on some ranks only"
-        'a block that can fail on some ranks only'
-    """
-    try:
-        yield
-    except Exception as error:
-        if several_ranks() and not isinstance(error, dist.DistError):  # then nothing can be sent any more
-            _compared(error)
-        raise
-    if several_ranks():
-        _compared(None)
-
-
-def of_rank_0(decide: Callable[[], Sequence[T]], nothing_everywhere: bool = False) -> Sequence[T]:
-    """What rank 0 decides, on every rank; sends 16 bytes if that is nothing. Every rank has to call it.
-
-    Args:
-        decide: Called on every rank; what it returns on others than rank 0 is not used.
-        nothing_everywhere: Where it returns nothing, it does on every rank, so that nothing has to be sent.
-
-    Returns:
-        What it returned on rank 0; has to be picklable.
-
-    Raises:
-        RuntimeError: If it raised on another rank; names that rank.
-
-    Example:
-        >>> of_rank_0(lambda: [3, 4])
-        [3, 4]
-    """
-    if not several_ranks():
-        return decide()
-    decided: Sequence[T] = []
-    try:
-        decided = decide()
-    except Exception as error:
-        _compared(error)
-        raise
-    if (nothing_everywhere and not decided) or not _compared(None, len(decided)):
-        return []
-    shared = [decided]
-    dist.broadcast_object_list(shared, src=0, device=collective_device())
-    return shared[0]
-
-
-def _compared(error: Exception | None, number: int = 0) -> int:
-    """The number that rank 0 gives, unless a rank has failed."""
-    rank = dist.get_rank()
-    told = torch.tensor([-1 if error is None else rank, number if rank == 0 else -1], device=collective_device())
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    failed, of_first = told.tolist()
-    if failed >= 0:
-        said = [f"{type(error).__name__}: {error}"]
-        dist.broadcast_object_list(said, src=failed, device=collective_device())
-        if error is None:
-            raise RuntimeError(f"rank {failed} could not go on: {said[0]}")
-    return int(of_first)
+__all__ = [
+    "checksum",
+    "collective_device",
+    "mean_over_ranks",
+    "of_rank_0",
+    "require_same",
+    "require_same_masks",
+    "require_strategy",
+    "several_ranks",
+    "together",
+]
 
 
 def mean_over_ranks(scores: Sequence[Tensor]) -> list[Tensor]:
@@ -207,19 +74,3 @@ def require_strategy(strategy: Strategy) -> None:
             "pruning does not work under DeepSpeedStrategy, which trains copies of the weights that masks do not "
             "reach: use 'ddp', or ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model"
         )
-
-
-def collective_device() -> torch.device:
-    """Where tensors have to be that the default process group exchanges."""
-    cuda = "nccl" in str(dist.get_backend())
-    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-
-
-def _differing(values: Tensor, place: int = 0, places: int = 1) -> Tensor:
-    """For each integer whether it differs between ranks in the same place: its maximum from its minimum."""
-    both = torch.full((places, 2, len(values)), -(2**63))
-    both[place] = torch.stack([values, ~values])  # ~ turns the order round and cannot overflow
-    both = both.to(collective_device())
-    dist.all_reduce(both, dist.ReduceOp.MAX)
-    most, least = both.cpu().unbind(1)
-    return torch.ne(most, ~least).any(0)

@@ -18,7 +18,6 @@ from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_other
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.sharded.tensors import is_sharded, reshard
 from lightning_prune.pruner.pruner import Pruner
-from lightning_prune.pruner.sharded import ShardedPruner
 from lightning_prune.schedules.plan import Demand, Plan
 from lightning_prune.targets.select import Target, describe_targets
 from lightning_prune.trainer.limits import Limits, bound, limits_of, require_room
@@ -193,7 +192,7 @@ def new_run(
         targets: The tensors that are pruned.
         frozen: Those that would be if they were trainable.
         join: Whether they may join later.
-        pruner: Computes masks; tensors that are split over ranks get the one for those.
+        pruner: Computes masks.
         in_place: Whether zeros are kept in the parameters; those of split tensors always are.
         seed: Seed of random choices; torch's initial one by default.
         trainer: The Trainer that fits, ``None`` to look ahead only.
@@ -203,8 +202,6 @@ def new_run(
     """
     eventual = [*targets, *frozen]
     sharded = any(is_sharded(t.parameter) for t in eventual)
-    if sharded:
-        pruner = ShardedPruner(pruner.recipe, pruner.budget, pruner.final)
     pruned = eventual if join else targets
     _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
     pruner.check(pruned)

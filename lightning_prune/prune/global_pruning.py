@@ -17,6 +17,8 @@ from lightning_prune.prune.checks import describe, require_prunable
 from lightning_prune.prune.kernels.arrays import empty_like
 from lightning_prune.prune.masks import AnyMethod, next_mask, scores_of
 from lightning_prune.prune.methods import CustomFromMask, RankedUnstructured
+from lightning_prune.prune.sharded.agreement import require_same_masks, together
+from lightning_prune.prune.sharded.tensors import cut, is_sharded, whole
 
 Pair = tuple[nn.Module, str]
 
@@ -82,6 +84,13 @@ def global_masks(
     native = RankedUnstructured.compute_mask
     if isinstance(method, RankedUnstructured) and type(method).compute_mask is native:
         return method.keep(scores, alive, names)
+    if any(map(is_sharded, scores)):
+        living = [None if mask is None else whole(mask) for mask in alive]
+        everything = [whole(score) for score in scores]
+        with together():
+            masks = global_masks(method, everything, living, names)
+        require_same_masks(dict(zip(names, masks, strict=True)))
+        return [cut(mask, score) for mask, score in zip(masks, scores, strict=True)]
     flat = next_mask(method, torch.cat([s.reshape(-1) for s in scores]), _joined(scores, alive))
     parts = torch.split(flat, [s.numel() for s in scores])
     return [empty_like(s, torch.bool).copy_(part.view(s.shape)) for s, part in zip(scores, parts, strict=True)]

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from lightning_prune.prune.checks import describe, require_binary, require_channels, require_parameter, require_shape
 from lightning_prune.prune.kernels.channels import living
+from lightning_prune.prune.sharded.agreement import require_same_masks, together
+from lightning_prune.prune.sharded.tensors import cut, is_sharded, whole
 
 AnyMethod = torch_prune.BasePruningMethod
 
@@ -31,6 +33,8 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
     if _makes_keep_masks(method):
         keep: Tensor = method.keep_mask(scores, alive)  # type: ignore[attr-defined]
         return keep
+    if is_sharded(scores):
+        return _next_of_whole(method, scores, alive)
     region = _region(method, scores if alive is None else alive, first=alive is None)
     part = scores.clone() if region is ... else scores[region]
     dtype = part.real.dtype if part.is_complex() else part.dtype
@@ -46,6 +50,15 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
 def _makes_keep_masks(method: AnyMethod) -> bool:
     """Whether a method makes boolean masks itself, and no subclass has another ``compute_mask``."""
     return getattr(type(method).compute_mask, "of_keep_mask", False) is True
+
+
+def _next_of_whole(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor:
+    """The mask of a tensor that is split over ranks, by a method that has to see all of it."""
+    everything, living = whole(scores), None if alive is None else whole(alive)
+    with together():
+        mask = next_mask(method, everything, living)
+    require_same_masks({"all that it was shown": mask})
+    return cut(mask, scores)
 
 
 def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:

@@ -11,12 +11,16 @@ from torch import Tensor
 from lightning_prune.prune.amounts import canonical_amount, compute_nparams_to_prune, validate_pruning_amount
 from lightning_prune.prune.base import BasePruningMethod
 from lightning_prune.prune.checks import require_binary, require_channels, require_shape
-from lightning_prune.prune.kernels.arrays import as_array, as_bool, as_numbers, count_true, empty_like
+from lightning_prune.prune.kernels.arrays import as_bool, as_numbers, empty_like
 from lightning_prune.prune.kernels.channels import Living, living, spread
 from lightning_prune.prune.kernels.masking import kept
 from lightning_prune.prune.kernels.norms import channel_norms
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.smallest import keep_masks
+from lightning_prune.prune.sharded.channels import channel_sums, sharded_channel_norms
+from lightning_prune.prune.sharded.masks import magnitude_masks, random_masks
+from lightning_prune.prune.sharded.ranks import from_rank_0
+from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded, local, whole
 
 
 class NativeMethod(BasePruningMethod):
@@ -82,7 +86,7 @@ class RankedUnstructured(NativeMethod):
         Raises:
             ValueError: If a count is more than what is left, or a score is NaN.
         """
-        left = sum(s.numel() if a is None else count_true(as_array(a)) for s, a in zip(scores, alive, strict=True))
+        left = sum(score.numel() - dead_entries(mask) for score, mask in zip(scores, alive, strict=True))
         validate_pruning_amount(self.amount, left)
         return self._drop(scores, compute_nparams_to_prune(self.amount, left), alive, names)
 
@@ -116,6 +120,8 @@ class L1Unstructured(RankedUnstructured):
         alive: Sequence[Tensor | None],
         names: Sequence[str] | None,
     ) -> list[Tensor]:
+        if any(map(is_sharded, scores)):
+            return magnitude_masks(scores, count, alive, names)
         return keep_masks(scores, count, alive=alive, names=names)
 
 
@@ -138,6 +144,8 @@ class RandomUnstructured(RankedUnstructured):
         alive: Sequence[Tensor | None],
         names: Sequence[str] | None,
     ) -> list[Tensor]:
+        if any(map(is_sharded, scores)):
+            return random_masks(scores, count, alive, self._generator)
         return random_keep_masks(scores, count, alive=alive, generator=self._generator)
 
 
@@ -162,6 +170,8 @@ class RankedStructured(NativeMethod):
     def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
         """The boolean mask of one tensor after dropping ``amount`` of its alive channels."""
         dim = require_channels(t, self.dim)
+        if is_sharded(t):
+            return self._keep_slice(t, torch.ones_like(t, dtype=torch.bool) if alive is None else alive, dim)
         left = _left(t, alive, dim)
         number = t.shape[dim] if left is None else int(left.any.count_nonzero())
         validate_pruning_amount(self.amount, number)
@@ -171,6 +181,17 @@ class RankedStructured(NativeMethod):
         channels = keep_masks([scores], count, alive=[left and left.any], names=["channel scores"])[0]
         mask = spread(channels, dim, t)
         return mask if whole or alive is None else mask.logical_and_(alive)
+
+    def _keep_slice(self, t: Tensor, alive: Tensor, dim: int) -> Tensor:
+        """The same of a tensor that is split over ranks."""
+        left = channel_sums(alive, dim) > 0
+        number = int(left.count_nonzero())
+        validate_pruning_amount(self.amount, number)
+        scores = scores_of_channels(self, torch.where(alive, t, 0))
+        count = compute_nparams_to_prune(self.amount, number)
+        channels = keep_masks([scores], count, alive=[left], names=["channel scores"])[0]
+        shape = [-1 if d == dim else 1 for d in range(t.dim())]
+        return alive & cut(channels.view(shape).expand(t.shape), t)
 
     def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
         """The scores of what is left of ``t``; ``whole``: of each channel that is all or nothing."""
@@ -232,6 +253,27 @@ class RandomStructured(RankedStructured):
         return self.channel_scores(t)  # of which only the shape counts
 
 
+def scores_of_channels(method: RankedStructured, t: Tensor) -> Tensor:
+    """What :meth:`RankedStructured.channel_scores` gives of a tensor, which may be split over ranks.
+
+    Args:
+        method: A method; one with scores of its own is shown all of the tensor.
+        t: The tensor; every rank has to call it for a split one.
+
+    Returns:
+        A plain tensor, one value for each channel, the same on every rank.
+    """
+    if not is_sharded(t):
+        return method.channel_scores(t)
+    native = type(method).channel_scores
+    if native is RandomStructured.channel_scores:  # reads the shape only
+        return from_rank_0(method.channel_scores(t))
+    norms = None
+    if isinstance(method, LnStructured) and native is LnStructured.channel_scores:
+        norms = sharded_channel_norms(local(t), t, method.n, method.dim % t.dim())
+    return method.channel_scores(whole(t)) if norms is None else norms
+
+
 class CustomFromMask(NativeMethod):
     """Drops what a given mask drops.
 
@@ -257,6 +299,9 @@ class CustomFromMask(NativeMethod):
         if self.mask is None:
             raise ValueError("CustomFromMask holds no mask (None was given, or it is the record of a past pruning)")
         require_shape(self.mask, t, "mask", "the tensor")
+        if is_sharded(t):
+            mask = cut(as_bool(self.mask), t)
+            return mask if alive is None else alive & mask
         mask = as_bool(self.mask)
         if alive is None:
             return empty_like(t, torch.bool).copy_(mask)

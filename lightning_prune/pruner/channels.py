@@ -9,16 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.masks import AnyMethod
-from lightning_prune.prune.methods import LnStructured, RandomStructured, RankedStructured
-from lightning_prune.prune.sharded.tensors import (
-    channel_sums,
-    cut,
-    is_sharded,
-    local,
-    sharded_channel_norms,
-    split_like,
-    whole,
-)
+from lightning_prune.prune.methods import LnStructured, RankedStructured, scores_of_channels
+from lightning_prune.prune.sharded.channels import channel_sums
+from lightning_prune.prune.sharded.tensors import cut, is_sharded
 from lightning_prune.targets.select import Target
 
 
@@ -119,18 +112,9 @@ def require_channel_scores(method: AnyMethod) -> RankedStructured:
 
 def channel_scores(method: AnyMethod, target: Target, dim: int) -> Tensor:
     """The score of each channel along ``dim`` that is left of a target."""
-    method = require_channel_scores(method)
     parameter, alive = target.parameter.detach(), target.alive
-    if not is_sharded(parameter):
-        return method.channel_scores(parameter if alive is None else torch.where(alive, parameter, 0))
-    if type(method) is RandomStructured:  # reads the shape only
-        return method.channel_scores(parameter)
-    part = local(parameter) if alive is None else torch.where(local(alive), local(parameter), 0)
-    if type(method) is LnStructured:
-        norms = sharded_channel_norms(part, parameter, method.n, dim)
-        if norms is not None:
-            return norms
-    return method.channel_scores(whole(split_like(part, parameter)))
+    masked = parameter if alive is None else torch.where(alive, parameter, 0)
+    return scores_of_channels(require_channel_scores(method), masked)
 
 
 def _comparable(method: AnyMethod, target: Target, dim: int) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_prune.prune.sharded.tensors import cut, holders_of, is_sharded, local, split_like, whole
+
 Normalization = Literal["l2", "lamp"]
 
 
@@ -14,7 +16,7 @@ def normalized(weight: Tensor, alive: Tensor | None, how: Normalization | None) 
     """Scores of one tensor for a ranking over many.
 
     Args:
-        weight: The tensor, any shape.
+        weight: The tensor, any shape; one that is split over ranks is gathered for LAMP, and every rank has to call it.
         alive: Boolean mask so far, ``None`` = nothing pruned.
         how: ``None``: the weights themselves. ``"l2"``: divided by the norm of the tensor's unpruned weights.
             ``"lamp"``: ``w_u^2 / sum of w_v^2 over unpruned v with |w_v| >= |w_u|`` (Lee et al. 2021, layer-adaptive
@@ -34,11 +36,16 @@ def normalized(weight: Tensor, alive: Tensor | None, how: Normalization | None) 
         return weight
     kept = weight if alive is None else torch.where(alive, weight, 0)
     if how == "l2":
-        norm: Tensor = torch.linalg.vector_norm(kept)
-        return weight / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        norm = _norm(kept)
+        return split_like(local(weight) / norm.clamp_min(torch.finfo(norm.dtype).tiny), weight)
     if how == "lamp":
-        return _lamp(kept)
+        return cut(_lamp(whole(kept)), weight)
     raise ValueError(f"normalize should be None, 'l2' or 'lamp', got {how!r}")
+
+
+def _norm(weight: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(local(weight))
+    return holders_of(weight).total(norm.double().square()).sqrt().to(norm.dtype) if is_sharded(weight) else norm
 
 
 def _lamp(weight: Tensor) -> Tensor:

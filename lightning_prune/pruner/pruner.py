@@ -13,7 +13,7 @@ from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.checks import naming, require_prunable
 from lightning_prune.prune.functional import global_masks
 from lightning_prune.prune.masks import next_mask
-from lightning_prune.prune.sharded.tensors import dead_entries
+from lightning_prune.prune.sharded.tensors import dead_entries, holders_of
 from lightning_prune.pruner.budgets import Budget, TensorSize
 from lightning_prune.pruner.channels import channel_counts, global_channels, kept_channels, require_channel_scores
 from lightning_prune.pruner.method import Recipe
@@ -205,6 +205,8 @@ class Pruner:
 
 
 def _require_prunable(target: Target) -> None:
+    with naming(f"'{target.name}' cannot be pruned"):
+        holders_of(target.parameter)
     for module, name in target.owners:
         with naming(f"'{target.name}' cannot be pruned"):
             require_prunable(module, name, Layout.KEPT)

@@ -31,7 +31,6 @@ from lightning_prune.prune.sharded.tensors import reshard
 from lightning_prune.pruner.budgets import Budget, Scope
 from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.pruner import Pruner
-from lightning_prune.pruner.sharded import ShardedPruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import select
 from tests.benchmarks.measure import peak_memory, print_table
@@ -75,9 +74,9 @@ def model_of(sharded: bool) -> nn.Module:
 
 def run_of(model: nn.Module, method: str, scope: Scope, dim: str) -> PruningRun:
     sharded = isinstance(model, nn.Sequential) and hasattr(model, "reshard")
-    kind, layout = (ShardedPruner, Layout.IN_PLACE) if sharded else (Pruner, Layout.KEPT)
+    layout = Layout.IN_PLACE if sharded else Layout.KEPT
     recipe = make_recipe(method, 2, dim, None)
-    return PruningRun(select(model), kind(recipe, Budget(scope)), 0, layout, guard=require_same_masks)
+    return PruningRun(select(model), Pruner(recipe, Budget(scope)), 0, layout, guard=require_same_masks)
 
 
 class Training:

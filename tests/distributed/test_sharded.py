@@ -11,10 +11,9 @@ import torch
 from lightning_prune import Linear, PruningCallback
 from tests.distributed.launch import Results, result
 from tests.distributed.models import Fitted, Mlp, dead, fit, largest_difference, weights
-from tests.distributed.workers_sharded import METHODS, SCOPES, EveryThird, callback
+from tests.distributed.workers_sharded import AS_ONE, METHODS, SCOPES, EveryThird, callback, pruning_of
 
 PLAIN = ["Sharded", "Linear", "Linear", "Linear"]  # as fully_shard named them, without that prefix
-LIKE_ONE_PROCESS = [method for method in METHODS if method != "random_unstructured"]
 
 
 def rows(total: int, ranks: int) -> list[int]:
@@ -27,7 +26,7 @@ def same_zeros(a: Fitted, b: Fitted) -> bool:
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("method", LIKE_ONE_PROCESS)
+@pytest.mark.parametrize("method", METHODS)
 def test_pruned_as_one_process_would(each: list[Results], tmp_path: Path, method: str, scope: str) -> None:
     alone = fit(tmp_path, Mlp(), callback(method, scope))
     for fitted, _ in result(each, f"sharded {method}, {scope}"):
@@ -35,23 +34,13 @@ def test_pruned_as_one_process_would(each: list[Results], tmp_path: Path, method
         assert largest_difference(alone, fitted) < 1e-6
 
 
-def random_entries(two: list[Results], three: list[Results], scope: str) -> list[Fitted]:
-    name = f"sharded random_unstructured, {scope}"
-    return [of_rank[0] for results in (two, three) for of_rank in result(results, name)]
-
-
-def test_random_entries_of_each_tensor(two: list[Results], three: list[Results]) -> None:
-    found = [[int((w == 0).sum()) for w in weights(of).values()] for of in random_entries(two, three, "local")]
-    assert found == [[82, 61, 11]] * 5
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_random_entries_are_the_same_for_every_number_of_ranks(
-    two: list[Results], three: list[Results], scope: str
-) -> None:
-    fitted = random_entries(two, three, scope)
-    assert all(same_zeros(fitted[0], other) for other in fitted[1:])
-    assert dead(fitted[0]) == 154
+@pytest.mark.parametrize("name", AS_ONE)
+def test_scores_of_ones_own(each: list[Results], tmp_path: Path, name: str) -> None:
+    alone = fit(tmp_path, Mlp(), pruning_of(name))
+    assert 0 < dead(alone) < 256
+    for fitted in result(each, f"sharded {name}"):
+        assert same_zeros(alone, fitted)
+        assert largest_difference(alone, fitted) < 1e-6
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -166,8 +155,5 @@ def test_an_exception_leaves_a_plain_model(each: list[Results]) -> None:
 
 
 def test_what_cannot_be_pruned_in_parts_is_refused(each: list[Results]) -> None:
-    for normalized, rewound, seen_whole, columns in result(each, "refused in parts"):
-        assert normalized == "normalize='l2' is not there for sharded models: leave it out"
+    for (rewound,) in result(each, "refused in parts"):
         assert "Rewind(epoch=0, step=None, what='weights') does not work with sharded parameters" in rewound
-        assert "'last.weight' cannot be pruned: it is placed as (Shard(dim=1),)" in columns
-        assert "EveryThird would have to see all tensors of a sharded model at once" in seen_whole

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from lightning_prune.prune.sharded.smallest import Hashes, Magnitudes, sharded_keep_masks
-from lightning_prune.prune.sharded.tensors import Holders
+from lightning_prune.prune.kernels.random import random_keep_masks
+from lightning_prune.prune.kernels.sharing import Box, Sharing
+from lightning_prune.prune.sharded.ranks import OverRanks
+from lightning_prune.prune.sharded.smallest import sharded_keep_masks
 from tests.distributed.launch import RANKS, rank
 
 CASES = 40
@@ -49,62 +52,100 @@ def by_sort(tensors: list[Tensor], alive: list[Tensor | None], count: int) -> li
     return list(torch.split(keep, [t.numel() for t in tensors]))
 
 
-def rows(of: Tensor, ranks: int, index: int) -> Tensor:
-    """A rank's rows, as ``fully_shard`` deals them out."""
-    size = -(-len(of) // ranks) or 1
-    return of[index * size : (index + 1) * size].flatten()
+@dataclass(frozen=True)
+class Split:
+    """How ranks hold a tensor: by rows, by columns, in tiles, or each all of it."""
+
+    how: str
+    ranks: int
+    rank: int
+
+    def box(self, shape: tuple[int, int]) -> Box:
+        halves = 2 if self.ranks % 2 == 0 else 1
+        grid = {"rows": (self.ranks, 1), "columns": (1, self.ranks), "whole": (1, 1)}
+        rows, columns = grid.get(self.how, (self.ranks // halves, halves))
+        places = (self.rank // columns % rows, self.rank % columns)
+        cuts = [_chunk(size, of, at) for size, of, at in zip(shape, (rows, columns), places, strict=True)]
+        return Box(tuple(first for first, _ in cuts), tuple(size for _, size in cuts), shape)
+
+    @property
+    def counts(self) -> bool:
+        """Of a whole tensor the first rank counts the entries."""
+        return self.how != "whole" or self.rank == 0
 
 
-def differing_case(number: int, holders: Holders) -> str | None:
+def _chunk(size: int, parts: int, place: int) -> tuple[int, int]:
+    """Where a part begins and how long it is, as ``torch.chunk`` deals out."""
+    step = -(-size // parts) or 1
+    first = min(step * place, size)
+    return first, min(step, size - first)
+
+
+def differing_case(number: int, sharing: Callable[[tuple[bool, ...]], Sharing], ranks: int, rank: int) -> str | None:
     """A description of the case if the masks are not those of the sort."""
     chance, generator = random.Random(number), torch.Generator().manual_seed(abs(number))
     tensors = [tensor(chance, generator) for _ in range(chance.randint(1, 4))]
     alive = [torch.rand(t.shape, generator=generator) < 0.7 if chance.random() < 0.5 else None for t in tensors]
     living = sum(t.numel() if a is None else int(a.sum()) for t, a in zip(tensors, alive, strict=True))
     count = chance.choice([0, living, chance.randint(0, living)])
+    splits = [Split(chance.choice(["rows", "rows", "columns", "tiles", "whole"]), ranks, rank) for _ in tensors]
     wanted = by_sort(tensors, alive, count)
-    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-    place = (holders.size, holders.index)
-    mine = [rows(t, *place) for t in tensors]
-    living_here = [None if a is None else rows(a, *place) for a in alive]
-    entries = [Magnitudes(a, len(v), v, dtype) for v, a in zip(mine, living_here, strict=True)]
-    masks = sharded_keep_masks(entries, count, holders)
-    right = [rows(w.view(t.shape), *place) for w, t in zip(wanted, tensors, strict=True)]
+    boxes = [split.box((t.shape[0], t.shape[1])) for split, t in zip(splits, tensors, strict=True)]
+    masks = sharded_keep_masks(
+        [t[box.slices] for t, box in zip(tensors, boxes, strict=True)],
+        count,
+        alive=[None if a is None else a[box.slices] for a, box in zip(alive, boxes, strict=True)],
+        boxes=boxes,
+        sharing=sharing(tuple(split.counts for split in splits)),
+    )
+    right = [w.view(t.shape)[box.slices] for w, t, box in zip(wanted, tensors, boxes, strict=True)]
     if all(torch.equal(mask, want) for mask, want in zip(masks, right, strict=True)):
         return None
-    return f"case {number}: {[(tuple(t.shape), t.dtype) for t in tensors]}, {count} of {living}"
+    kinds = [(tuple(t.shape), t.dtype, split.how) for t, split in zip(tensors, splits, strict=True)]
+    return f"case {number}: {kinds}, {count} of {living}"
 
 
 def selected(folder: Path) -> list[str]:
     """Other cases for each number of ranks."""
-    found = [
-        differing_case(number, Holders(dist.group.WORLD)) for number in range(-RANKS * CASES, -(RANKS - 1) * CASES)
-    ]
+    numbers = range(-RANKS * CASES, -(RANKS - 1) * CASES)
+    found = [differing_case(number, OverRanks, RANKS, rank()) for number in numbers]
     return [case for case in found if case is not None]
 
 
-def hashes(folder: Path) -> tuple[Tensor, Tensor]:
-    """This rank's part of a random mask of 1,000 rows of 7, and how many entries all ranks keep."""
-    size = -(-1000 // RANKS)
-    first, last = 7 * size * rank(), 7 * min(1000, size * (rank() + 1))
-    holders = Holders(dist.group.WORLD)
-    mask = sharded_keep_masks([Hashes(None, last - first, first, 5, torch.device("cpu"))], 4321, holders)[0]
-    return mask, holders.total(mask.count_nonzero())
+def random_masks(sharing: Sharing, boxes: list[Box], alive: list[Tensor | None]) -> list[Tensor]:
+    """Of three tensors 4,321 of 8,400 entries less what is dead already."""
+    like = [torch.empty(box.shape) for box in boxes]
+    seed = torch.Generator().manual_seed(5)
+    return random_keep_masks(like, 4321, alive=alive, generator=seed, boxes=boxes, sharing=sharing)
+
+
+def hashes(folder: Path) -> list[Tensor]:
+    """This rank's slices of random masks, of tensors that are held by rows, by columns and by each rank whole."""
+    splits = [Split(how, RANKS, rank()) for how in ("rows", "columns", "whole")]
+    boxes = [split.box(shape) for split, shape in zip(splits, SHAPES, strict=True)]
+    alive = [living[box.slices] for living, box in zip(living_entries(), boxes, strict=True)]
+    return random_masks(OverRanks(tuple(split.counts for split in splits)), boxes, alive)
+
+
+def living_entries() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.rand(shape, generator=generator) < 0.9 for shape in SHAPES]
 
 
 def refused(folder: Path) -> list[str]:
     """NaN on the last rank only, and more than there is."""
     values = torch.tensor([1.0, float("nan") if rank() == RANKS - 1 else 2.0])
+    box = Box((2 * rank(),), (2,), (2 * RANKS,))
     messages = []
-    for entries, count in (
-        (Magnitudes(None, 2, values, torch.float32), 1),
-        (Magnitudes(None, 2, torch.ones(2), torch.float32), 2 * RANKS + 1),
-    ):
+    for scores, count in ((values, 1), (values, 0), (torch.ones(2), 2 * RANKS + 1)):
         try:
-            sharded_keep_masks([entries], count, Holders(dist.group.WORLD), names=["layer.weight"])
+            sharded_keep_masks(
+                [scores], count, alive=[None], boxes=[box], sharing=OverRanks((True,)), names=["layer.weight"]
+            )
         except ValueError as error:
             messages.append(str(error))
     return messages
 
 
+SHAPES = [(1000, 7), (30, 40), (10, 20)]
 CHECKS: dict[str, Any] = {"selected": selected, "hashes": hashes, "refused": refused}

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 from lightning_prune import Budget, Linear, PruningCallback, Rewind
-from lightning_prune.prune import BasePruningMethod
+from lightning_prune.prune import BasePruningMethod, L1Unstructured, LnStructured
 from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import Fitted, Mlp, Sent
@@ -69,7 +69,7 @@ class Replicated(Sharded):
 
 
 class Columns(Sharded):
-    """The last matrix is split by columns."""
+    """The last matrix is split by columns, where they can be."""
 
     def configure_model(self) -> None:
         mesh = self.device_mesh["data_parallel"]  # type: ignore[index]
@@ -203,6 +203,40 @@ def elsewhere(folder: Path, kind: str) -> Fitted:
     return fit(folder, Sharded(RANKS, adam=True), callback(), ckpt_path=path)
 
 
+class Halved(L1Unstructured):
+    """A subclass with scores of its own: the first half of each tensor counts for more."""
+
+    def keep(self, scores: Any, alive: Any, names: Any = None) -> Any:
+        return super().keep([score.abs().sqrt() for score in scores], alive, names)
+
+
+class Norms(LnStructured):
+    """Channels scored by a function of its own."""
+
+    def channel_scores(self, t: Any) -> Any:
+        return t.abs().sum(dim=[d for d in range(t.dim()) if d != self.dim])
+
+
+AS_ONE: dict[str, dict[str, Any]] = {
+    "l2": {"scope": Budget("global", normalize="l2")},
+    "lamp": {"scope": Budget("global", normalize="lamp")},
+    "own method, global": {"method": EveryThird, "schedule": None, "epochs": [1]},
+    "subclass, global": {"method": Halved},
+    "subclass, local": {"method": Halved, "scope": "local"},
+    "own norms": {"method": Norms},
+    "erk": {"scope": "erk"},
+    "nuclear": {"method": "ln_structured", "n": "nuc", "scope": "local"},
+}
+
+
+def pruning_of(name: str) -> PruningCallback:
+    return PruningCallback(**{"schedule": schedule(), "scope": "global", "verbose": False, **AS_ONE[name]})
+
+
+def as_one(folder: Path, name: str) -> Fitted:
+    return fit(folder, Sharded(RANKS), pruning_of(name))
+
+
 def sent(folder: Path) -> tuple[list[int], list[int]]:
     """Bytes of each step, dense and pruned."""
     dense, pruned = Sent(), Sent()
@@ -229,10 +263,7 @@ def exception(folder: Path) -> tuple[Fitted, dict[str, Any]]:
 def refused(folder: Path) -> list[str]:
     """What cannot be pruned in parts is refused when the fit starts."""
     arguments: list[dict[str, Any]] = [
-        {"scope": Budget("global", normalize="l2")},
         {"rewind": Rewind(epoch=0)},
-        {"method": EveryThird, "schedule": None, "epochs": [1]},
-        {"model": Columns},
     ]
     messages = []
     for given in arguments:
@@ -249,6 +280,7 @@ def checks(ranks: int) -> dict[str, Check]:
         f"sharded {method}, {scope}": partial(pruned, method=method, scope=scope)
         for method, scope in itertools.product(METHODS, SCOPES)
     }
+    found |= {f"sharded {name}": partial(as_one, name=name) for name in AS_ONE}
     found |= {
         "adam": with_adam,
         "by user": by_user,

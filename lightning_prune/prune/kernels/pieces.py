@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.kernels.arrays import Array, as_array, count_true
+from lightning_prune.prune.kernels.sharing import ALONE, Sharing
 
 _PIECE_CPU = 1 << 17  # entries: the magnitudes and three masks of a piece stay in a core's L2 cache
 _PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
@@ -47,15 +48,23 @@ class Piece(NamedTuple):
         return condition
 
 
-def whole(scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor]) -> list[Piece]:
-    """Tensors that are compared with each other, each in one piece; without those that have no entries."""
+def whole(
+    scores: Sequence[Tensor], alive: Sequence[Tensor | None], masks: Sequence[Tensor], drop_empty: bool = True
+) -> list[Piece]:
+    """Tensors that are compared with each other, each in one piece; by default without those that have no entries."""
     dtype = torch.float32 if all(score.dtype in _EXACT_IN_FLOAT32 for score in scores) else torch.float64
-    return [Piece(*tensors, dtype) for tensors in zip(scores, alive, masks, strict=True) if tensors[0].numel()]
+    return [
+        Piece(*tensors, dtype)
+        for tensors in zip(scores, alive, masks, strict=True)
+        if tensors[0].numel() or not drop_empty
+    ]
 
 
 def split(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Cuts the tensors of each piece at the same places, in row-major order."""
     for score, alive, mask, dtype in pieces:
+        if not score.numel():
+            continue
         size = _piece_size(score)
         livings = itertools.repeat(None) if alive is None else _split(alive, size)
         for part in zip(_split(score, size), livings, _split(mask, size), strict=False):
@@ -103,16 +112,20 @@ def checked_alive(tensors: Sequence[Tensor], alive: Sequence[Tensor | None] | No
     return [None if mask is None else mask.detach().as_subclass(Tensor).to(torch.bool) for mask in alive]
 
 
-def checked_living(tensors: Sequence[Tensor], alive: Sequence[Tensor | None], count: int) -> int:
+def require_living(
+    tensors: Sequence[Tensor], alive: Sequence[Tensor | None], count: int, sharing: Sharing = ALONE
+) -> int:
     """The number of living entries.
 
     Raises:
         ValueError: If it is less than the count to drop, or that is negative.
     """
-    living = sum(
+    here = sum(
         tensor.numel() if mask is None else count_true(as_array(mask))
-        for tensor, mask in zip(tensors, alive, strict=True)
+        for index, (tensor, mask) in enumerate(zip(tensors, alive, strict=True))
+        if sharing.counts(index)
     )
+    living = sharing.added(here)[0]
     if not 0 <= count <= living:
         raise ValueError(f"cannot drop {count} entries: the number must be from 0 to the {living} that are left")
     return living

@@ -1,15 +1,25 @@
-"""Random choice of entries of many tensors, every choice being equally likely."""
+"""Random choice of entries of many tensors, every choice being equally likely.
+
+Random numbers are hashes of a seed and of positions in the whole tensors, so they do not depend on which process holds
+an entry, on its device or on the memory format.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import as_array, count_true, positions, put
+from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, positions, put
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
-from lightning_prune.prune.kernels.pieces import Piece, checked_alive, checked_living, split, whole
+from lightning_prune.prune.kernels.hashing import GOLDEN, hashed, mix, stream
+from lightning_prune.prune.kernels.pieces import Piece, checked_alive, require_living, split, whole
+from lightning_prune.prune.kernels.sharing import ALONE, Box, Sharing, smallest
+
+_RUN = 1 << 18  # entries whose bytes are drawn at once: 32,768 words stay in the cache
 
 
 def random_keep_masks(
@@ -18,18 +28,22 @@ def random_keep_masks(
     *,
     alive: Sequence[Tensor | None] | None = None,
     generator: torch.Generator | None = None,
+    boxes: Sequence[Box] | None = None,
+    sharing: Sharing = ALONE,
 ) -> list[Tensor]:
     """Mask out `count` entries, every choice of them being equally likely.
 
     Each entry draws a random byte, and entries are dropped from the lowest byte up. Only among those that share the
-    byte where the count is reached (one in 256) a random permutation decides.
+    byte where the count is reached (one in 256) another random number decides.
 
     Args:
         like: Tensors whose shapes, devices and memory formats the masks take; their values are not read.
         count: How many living entries to drop, over all tensors.
         alive: For each tensor a mask of its shape, true where an entry takes part, or None if all do.
-        generator: Source of the random numbers. Default: torch's global one of the first tensor's device, so
-            ``torch.manual_seed`` reproduces the masks.
+        generator: Source of the one random number that all others come from. Default: torch's global one of the CPU,
+            so ``torch.manual_seed`` reproduces the masks.
+        boxes: Which slice of a whole tensor each one is. Default: all of it.
+        sharing: The processes that hold the whole tensors.
 
     Returns:
         One bool tensor for each tensor of `like`: True where the entry is kept.
@@ -45,56 +59,96 @@ def random_keep_masks(
         15
     """
     alive = checked_alive(like, alive)
-    living = checked_living(like, alive, count)
-    if not like:
-        return []
-    keys = [_random_bytes(tensor, generator) for tensor in like]
+    living = require_living(like, alive, count, sharing)
+    boxes = [Box.of_whole(tensor) for tensor in like] if boxes is None else boxes
+    home = "cpu" if generator is None else generator.device
+    salt = sharing.first(int(torch.randint(2**62, (), generator=generator, device=home)))
+    keys = [
+        _random_bytes(tensor, box, stream(f"{salt}:{index}"))
+        for index, (tensor, box) in enumerate(zip(like, boxes, strict=True))
+    ]
     for key, mask in zip(map(as_array, keys), alive, strict=True):
         if mask is not None:
             key *= as_array(mask)
-    pieces = list(split(whole(keys, alive, keys)))
-    byte, upto = _last_byte(pieces, count, living)
-    return _masks_from(keys, pieces, byte, upto - count, generator)
+    parts = [list(split(whole([key], [mask], [key]))) for key, mask in zip(keys, alive, strict=True)]
+    byte, upto = _last_byte(parts, count, living, sharing)
+    _keep_above(parts, boxes, byte, upto - count, salt, sharing)
+    return [key.view(torch.bool) for key in keys]
 
 
-def _random_bytes(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Bytes in the shape and format of a tensor; words are drawn, for a draw takes as long for a byte as for eight."""
-    device = like.device if generator is None else generator.device
-    words = torch.empty(like.numel() // 8 + 1, dtype=torch.int64, device=device)
-    words.random_(torch.iinfo(torch.int64).min, None, generator=generator)
-    drawn = words.view(torch.uint8)[: like.numel()].view(like.shape)
-    if device == like.device and drawn.stride() == like.stride():
-        return drawn
-    return torch.empty_like(like, dtype=torch.uint8).copy_(drawn)
+def _random_bytes(like: Tensor, box: Box, seed: int) -> Tensor:
+    """Bytes in the shape and format of a tensor: eight positions in the whole tensor share a hashed word."""
+    drawn = torch.empty(like.shape, dtype=torch.uint8, device=like.device)
+    box = box.flat
+    rows, row = drawn.view(box.shape), math.prod(box.whole[1:])
+    step, columns = max(1, _RUN // max(1, row)), (slice(None), *box.slices[1:])
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
+        whole_rows = _bytes((box.start[0] + start) * row, len(part) * row, seed, like.device)
+        part.copy_(whole_rows.view(len(part), *box.whole[1:])[columns])
+    return drawn if drawn.stride() == like.stride() else torch.empty_like(like, dtype=torch.uint8).copy_(drawn)
 
 
-def _last_byte(pieces: Sequence[Piece], count: int, living: int) -> tuple[int, int]:
+def _bytes(first: int, size: int, seed: int, device: torch.device) -> Tensor:
+    words = torch.arange(first >> 3, (first + size + 7) >> 3, device=device).mul_(GOLDEN).add_(seed)
+    return mix(words).view(torch.uint8)[first & 7 :][:size]
+
+
+def _last_byte(parts: Sequence[list[Piece]], count: int, living: int, sharing: Sharing) -> tuple[int, int]:
     """The first byte up to which `count` living entries are found or more, and how many."""
+    counted = [piece for index, pieces in enumerate(parts) if sharing.counts(index) for piece in pieces]
 
     def upto(byte: int) -> int:
-        return living - sum(count_true(as_array(piece.mask) > byte) for piece in pieces)
+        return living - sharing.added(sum(count_true(as_array(piece.mask) > byte) for piece in counted))[0]
 
     expected = 256 * count // max(living, 1)  # seldom wrong by more than one
     bracket = narrow(Bracket(-1, 255, 0, living), count, upto, [expected, expected - 1])
     return bracket.high, bracket.upto_high
 
 
-def _masks_from(
-    keys: Sequence[Tensor], pieces: Sequence[Piece], byte: int, spared: int, generator: torch.Generator | None
-) -> list[Tensor]:
+class _Ties(NamedTuple):
+    """Entries of a piece that share the byte where the count is reached."""
+
+    piece: Piece
+    entries: Array
+    number: Tensor
+    order: Tensor
+    counted: Tensor
+
+
+def _keep_above(
+    parts: Sequence[list[Piece]], boxes: Sequence[Box], byte: int, spared: int, salt: int, sharing: Sharing
+) -> None:
     """Turns random bytes, 0 where nothing lives, into masks: True above `byte` and for `spared` of its entries."""
-    ties = []
-    for piece in pieces:
-        key = as_array(piece.mask)
-        ties.append(positions(piece.living(key == byte)))
-        key[...] = key > byte
-    chosen = _chosen(sum(map(len, ties)), spared, generator, keys[0].device)
-    for piece, places, part in zip(pieces, ties, torch.split(chosen, [len(places) for places in ties]), strict=True):
-        put(piece.mask, places, part)
-    return [key.view(torch.bool) for key in keys]
+    ties = list(_ties(parts, boxes, byte, salt, sharing))
+    number, order = _joined([tie.number for tie in ties]), _joined([tie.order for tie in ties])
+    counted = _joined([tie.counted for tie in ties])
+    sharers = sharing.added(int(counted.count_nonzero()))[0]
+    kept = ~smallest(number, order, counted.bool(), sharers - spared, sharing)
+    for tie, part in zip(ties, torch.split(kept, [len(tie.entries) for tie in ties]), strict=True):
+        put(tie.piece.mask, tie.entries, part)
 
 
-def _chosen(size: int, number: int, generator: torch.Generator | None, home: torch.device) -> Tensor:
-    """A boolean vector in which a random `number` of entries is true."""
-    order = torch.randperm(size, generator=generator, device=home if generator is None else generator.device)
-    return torch.zeros(size, dtype=torch.bool, device=home).index_fill_(0, order[:number].to(home), True)
+def _ties(
+    parts: Sequence[list[Piece]], boxes: Sequence[Box], byte: int, salt: int, sharing: Sharing
+) -> Iterator[_Ties]:
+    before = 0
+    for index, (pieces, box) in enumerate(zip(parts, boxes, strict=True)):
+        start, seed = 0, stream(f"{salt}:{index}:again")
+        for piece in pieces:
+            key = as_array(piece.mask)
+            entries = positions(piece.living(key == byte))
+            key[...] = key > byte
+            places = box.positions(torch.as_tensor(entries, device=piece.mask.device) + start)
+            counted = torch.full_like(places, sharing.counts(index))
+            yield _Ties(piece, entries, hashed(places.clone(), seed), places + before, counted)
+            start += piece.mask.numel()
+        before += math.prod(box.whole)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return (
+        torch.cat([t.to(tensors[0].device) for t in tensors])
+        if tensors
+        else torch.empty(0, dtype=torch.int64, device="cpu")
+    )

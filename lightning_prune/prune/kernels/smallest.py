@@ -26,11 +26,11 @@ from torch import Tensor
 
 from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, empty_like, kth_smallest, positions, put
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
-from lightning_prune.prune.kernels.pieces import NaNError, Piece, checked_alive, checked_living, real, split, whole
+from lightning_prune.prune.kernels.pieces import NaNError, Piece, checked_alive, real, require_living, split, whole
 
 _DIRECT = 1 << 13  # up to so many living entries are collected and searched without a sample
-_BELOW_ALL = -1.0  # less than every magnitude
-_WORD: dict[torch.dtype, tuple[type[np.floating[Any]], type[np.integer[Any]]]] = {
+BELOW_ALL = -1.0  # less than every magnitude
+WORD: dict[torch.dtype, tuple[type[np.floating[Any]], type[np.integer[Any]]]] = {
     torch.float32: (np.float32, np.int32),
     torch.float64: (np.float64, np.int64),
 }
@@ -71,7 +71,7 @@ def keep_masks(
     """
     scores = [score.detach().resolve_neg() for score in scores]
     alive = checked_alive(scores, alive)
-    living = checked_living(scores, alive, count)
+    living = require_living(scores, alive, count)
     masks = [empty_like(score, torch.bool) for score in scores]
     try:
         _fill_masks(whole(scores, alive, masks), count, living)
@@ -94,36 +94,46 @@ def _first_nan(scores: Sequence[Tensor], alive: Sequence[Tensor | None], names: 
 def _fill_masks(wholes: Sequence[Piece], count: int, living: int) -> None:
     pieces = list(split(wholes))
     if not count:
-        _write_masks(pieces, _BELOW_ALL, 0)
+        _write_masks(pieces, BELOW_ALL, 0)
         return
     limit = 2 * _DIRECT + sum(piece.score.numel() for piece in pieces) // 16
-    bracket = (_BELOW_ALL, math.inf) if living <= _DIRECT else _bracket(wholes, count / living)
+    bracket = (BELOW_ALL, math.inf) if living <= _DIRECT else _bracket(wholes, count / living)
     if not _select_between(pieces, count, living, limit, *bracket):
         _bisect(pieces, count, living, limit, bracket)
 
 
 def _bracket(wholes: Sequence[Piece], quantile: float) -> tuple[float, float]:
     """Two values that enclose the quantile, but for a chance of about 1 in 400, judged by a sample."""
-    # A larger sample takes longer, but leaves less between the ends: n ** (2 / 3) of n entries balance the two.
-    step = max(16, round(sum(piece.score.numel() for piece in wholes) ** (1 / 3)))
-    sample = torch.cat([_sample(piece, step).to(wholes[0].score.device) for piece in wholes])
-    size = len(sample)
-    margin = 3 * math.sqrt(size * quantile * (1 - quantile)) + 3
-    low, high = math.floor(size * quantile - margin), math.ceil(size * quantile + margin)
+    step = sample_step(sum(piece.score.numel() for piece in wholes))
+    drawn = torch.cat([sample(piece, step).to(wholes[0].score.device) for piece in wholes])
+    low, high = sample_ends(len(drawn), quantile)
     return (
-        kth_smallest(as_array(sample), low) if low >= 1 else _BELOW_ALL,
-        kth_smallest(as_array(sample), high) if high <= size else math.inf,
+        kth_smallest(as_array(drawn), low) if low >= 1 else BELOW_ALL,
+        kth_smallest(as_array(drawn), high) if high <= len(drawn) else math.inf,
     )
 
 
-def _sample(piece: Piece, step: int) -> Tensor:
+def sample_ends(size: int, quantile: float) -> tuple[int, int]:
+    """The places in the order of a sample that enclose a quantile; below 1 or above the size if it is too small."""
+    margin = 3 * math.sqrt(size * quantile * (1 - quantile)) + 3
+    return math.floor(size * quantile - margin), math.ceil(size * quantile + margin)
+
+
+def sample_step(size: int) -> int:
+    """Each how many-th of some entries is looked at."""
+    # A larger sample takes longer, but leaves less between the ends: n ** (2 / 3) of n entries balance the two.
+    return max(16, round(math.pow(size, 1 / 3)))
+
+
+def sample(piece: Piece, step: int) -> Tensor:
+    """Magnitudes of some living entries of a tensor, at equal distances."""
     size = piece.score.numel()
     # A step with a factor in common with the row length would visit few of the columns, again and again.
     while math.gcd(step, size) > 1:
         step += 1
     index = torch.arange(min(step, size) // 2, size, step, device=piece.score.device)
-    sample = real(piece.score.take(index), piece.dtype).abs()
-    return sample if piece.alive is None else sample[piece.alive.take(index)]
+    drawn = real(piece.score.take(index), piece.dtype).abs()
+    return drawn if piece.alive is None else drawn[piece.alive.take(index)]
 
 
 def _select_between(pieces: Sequence[Piece], count: int, living: int, limit: int, low: float, high: float) -> bool:
@@ -165,26 +175,28 @@ def _bisect(pieces: Sequence[Piece], count: int, living: int, limit: int, bracke
     and at most `high`.
     """
     dtype = pieces[0].dtype
-    first, last = (_bits(end, dtype) for end in bracket)
+    first, last = (bits_of(end, dtype) for end in bracket)
     pivots = [first - 1, first, last - 1, last]  # many equal values make an end of the bracket the threshold
 
     def upto(pivot: int) -> int:
-        return _upto(pieces, living, _number(pivot, dtype))
+        return _upto(pieces, living, number_of(pivot, dtype))
 
-    found = narrow(Bracket(-1, _bits(math.inf, dtype), 0, living), count, upto, pivots, limit)
-    low, high = _number(found.low, dtype), _number(found.high, dtype)
+    found = narrow(Bracket(-1, bits_of(math.inf, dtype), 0, living), count, upto, pivots, limit)
+    low, high = number_of(found.low, dtype), number_of(found.high, dtype)
     if not _select_between(pieces, count, living, limit, low, high):
         _write_masks(pieces, high, found.upto_high - count)
 
 
-def _bits(magnitude: float, dtype: torch.dtype) -> int:
-    floating, word = _WORD[dtype]
-    return -1 if magnitude == _BELOW_ALL else int(floating(magnitude).view(word))
+def bits_of(magnitude: float, dtype: torch.dtype) -> int:
+    """The bit pattern of a magnitude as an integer, in the order of magnitudes; -1 for less than all."""
+    floating, word = WORD[dtype]
+    return -1 if magnitude == BELOW_ALL else int(floating(magnitude).view(word))
 
 
-def _number(bits: int, dtype: torch.dtype) -> float:
-    floating, word = _WORD[dtype]
-    return _BELOW_ALL if bits < 0 else float(word(bits).view(floating))
+def number_of(bits: int, dtype: torch.dtype) -> float:
+    """The magnitude of which :func:`bits_of` gives these bits."""
+    floating, word = WORD[dtype]
+    return BELOW_ALL if bits < 0 else float(word(bits).view(floating))
 
 
 def _upto(pieces: Sequence[Piece], living: int, pivot: float) -> int:

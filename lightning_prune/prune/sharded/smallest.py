@@ -1,200 +1,288 @@
 """Exact selection of the smallest entries of tensors that are split over ranks, without gathering them.
 
-Floating-point magnitudes are in the order of their bit patterns, so the ``count``-th smallest is found digit by digit:
-histograms of the leading 11 bits are summed over the ranks, which says in which bin it lies, then of the next 11 bits
-within that bin, and so on. That takes 3 sums of 16 KB for single precision and 6 for double, however large the tensors.
-Of equal entries the first ones in the order of position are dropped: the ranks tell each other how many they have.
+It goes as :mod:`lightning_prune.prune.kernels.smallest` does in one process: a sample brackets the threshold, one pass
+over the entries writes the masks and collects what lies between the ends, and among those the threshold is found. What
+is counted on the way is added up over the ranks, and order statistics are found digit by digit: floating-point
+magnitudes are in the order of their bit patterns, so histograms of the leading 8 bits say in which bin the threshold
+lies, then those of the next 8 bits within that bin, and so on. That takes some 24 KB for single precision, however
+large the tensors. Of equal entries the first ones by position in the whole tensors are dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.hashing import hashed
-from lightning_prune.prune.sharded.tensors import Holders
+from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, positions, put
+from lightning_prune.prune.kernels.bisection import Bracket, narrow
+from lightning_prune.prune.kernels.pieces import NaNError, Piece, checked_alive, require_living, split, whole
+from lightning_prune.prune.kernels.sharing import Box, Sharing, kth
+from lightning_prune.prune.kernels.smallest import (
+    BELOW_ALL,
+    bits_of,
+    number_of,
+    sample,
+    sample_ends,
+    sample_step,
+)
 
-_PIECE = 1 << 18
-_DIGIT = 11
-
-
-@dataclass(frozen=True)
-class Entries:
-    """The entries of one tensor that this rank holds, as non-negative integers to be ranked.
-
-    Attributes:
-        alive: Boolean, 1-d, which of them take part; ``None`` = all.
-        size: Their number.
-    """
-
-    alive: Tensor | None
-    size: int
-
-    @property
-    def highest(self) -> int:
-        """The largest key that can be ranked; the same length for all tensors that are ranked together."""
-        return 2**31 - 1
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        raise NotImplementedError
-
-    def keys(self, start: int, stop: int) -> Tensor:
-        """int64 keys of some entries."""
-        raise NotImplementedError
-
-    def pieces(self) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Places, keys and which of them take part, a piece at a time."""
-        for start in range(0, self.size, _PIECE):
-            place = slice(start, min(start + _PIECE, self.size))
-            yield place, self.keys(place.start, place.stop), None if self.alive is None else self.alive[place]
+_DIRECT = 1 << 13  # up to so many living entries are searched without a sample
 
 
-@dataclass(frozen=True)
-class Magnitudes(Entries):
-    """Entries ranked by their magnitude.
+class _Part(NamedTuple):
+    """One tensor's entries on this rank, whole and in pieces; none where it holds none."""
 
-    Attributes:
-        values: Floating-point, 1-d.
-        dtype: float32 or float64; all values of a ranking are compared in the same one.
-    """
-
-    values: Tensor
-    dtype: torch.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the values."""
-        return self.values.device
-
-    @property
-    def highest(self) -> int:
-        """The bit pattern of infinity; those of NaN are above it."""
-        return 0x7F800000 if self.dtype == torch.float32 else 0x7FF0000000000000
-
-    def keys(self, start: int, stop: int) -> Tensor:
-        """The bit patterns of the magnitudes."""
-        word = torch.int32 if self.dtype == torch.float32 else torch.int64
-        return self.values[start:stop].abs().to(self.dtype).view(word).long()
+    wholes: list[Piece]
+    pieces: list[Piece]
+    box: Box
+    counts: bool
 
 
-@dataclass(frozen=True)
-class Hashes(Entries):
-    """Entries in a random order that is the same however they are split.
+class _Threshold(NamedTuple):
+    """What is above the magnitude is kept, and what equals it but for the first ``dropped`` of ``equal`` ones."""
 
-    Attributes:
-        first: Position of the first one in the whole tensor.
-        seed: Of this tensor at this event.
-        where: Device of the masks.
-    """
-
-    first: int
-    seed: int
-    where: torch.device
-
-    @property
-    def device(self) -> torch.device:
-        """Where the masks are to be."""
-        return self.where
-
-    def keys(self, start: int, stop: int) -> Tensor:
-        """A hash of the seed and the position."""
-        positions = torch.arange(self.first + start, self.first + stop, device=self.where)
-        return hashed(positions, self.seed)
+    magnitude: float
+    dropped: int
+    equal: int
 
 
 def sharded_keep_masks(
-    entries: Sequence[Entries], count: int, holders: Holders, *, names: Sequence[str] | None = None
+    scores: Sequence[Tensor],
+    count: int,
+    *,
+    alive: Sequence[Tensor | None],
+    boxes: Sequence[Box],
+    sharing: Sharing,
+    names: Sequence[str] | None = None,
 ) -> list[Tensor]:
-    """Masks out the ``count`` entries with the smallest keys, over all tensors and all ranks together.
+    """Masks out the ``count`` entries of smallest magnitude, over all tensors and all ranks together.
 
     The result is that of a stable sort of the whole tensors, one after another: of equal entries those at lower
     positions are dropped. Every rank has to call it.
 
     Args:
-        entries: This rank's rows of each tensor; the ranks hold them in the order of ``holders``.
+        scores: This rank's slice of each tensor; floating or complex.
         count: How many living entries to drop, over all ranks.
-        holders: The ranks that hold the tensors.
+        alive: Which entries take part, one mask for each slice; ``None`` = all.
+        boxes: Which slices they are.
+        sharing: The ranks, and which slices this one counts.
         names: Names of the tensors for messages; their index by default.
 
     Returns:
-        For each tensor this rank's part of its mask: boolean, 1-d, True = kept.
+        For each tensor this rank's slice of its mask, True = kept.
 
     Raises:
         ValueError: On every rank, if there are not as many living entries, or a living one is NaN.
 
     Example:
-        >>> part = Magnitudes(None, 3, torch.tensor([3.0, -1.0, 2.0]), torch.float32)
-        >>> [mask.tolist() for mask in sharded_keep_masks([part], 1, Holders())]
-        [[True, False, True]]
+        >>> from lightning_prune.prune.kernels.sharing import ALONE
+        >>> values = torch.tensor([3.0, -1.0, 2.0, 1.0])
+        >>> sharded_keep_masks([values], 2, alive=[None], boxes=[Box.of_whole(values)], sharing=ALONE)
+        [tensor([ True, False,  True, False])]
     """
-    _require_rankable(entries, count, holders, names)
-    key, ties = _threshold(entries, count, holders) if count else (-1, 0)
-    spare = _own_share(entries, key, ties, holders)
-    return [_mask(part, key, own) for part, own in zip(entries, spare, strict=True)]
+    scores, alive = [score.detach().resolve_neg() for score in scores], checked_alive(scores, alive)
+    living = require_living(scores, alive, count, sharing)
+    masks = [torch.empty_like(score, dtype=torch.bool) for score in scores]
+    wholes = whole(scores, alive, masks, drop_empty=False)
+    parts = [
+        _Part([piece] if piece.score.numel() else [], list(split([piece])), box, sharing.counts(index))
+        for index, (piece, box) in enumerate(zip(wholes, boxes, strict=True))
+    ]
+    try:
+        _Selection(parts, count, living, wholes[0].dtype, sharing).fill()
+    except NaNError:
+        raise ValueError(_first_nan(parts, sharing, names)) from None
+    return masks
 
 
-def _require_rankable(entries: Sequence[Entries], count: int, holders: Holders, names: Sequence[str] | None) -> None:
-    found = [[_count(part), _count(part, part.highest)] for part in entries]
-    living, nan = holders.total(torch.tensor(found, device=_device(entries))).cpu().unbind(1)
-    if nan.any():
-        which = int(nan.argmax())
-        name = f"tensor {which}" if names is None else names[which]
-        raise ValueError(f"{name}: {int(nan[which])} entries are NaN and cannot be ranked")
-    if not 0 <= count <= int(living.sum()):
-        raise ValueError(f"cannot drop {count} entries: the number must be from 0 to the {int(living.sum())} left")
+def _first_nan(parts: Sequence[_Part], sharing: Sharing, names: Sequence[str] | None) -> str:
+    """Which is the first tensor with a NaN among its living entries, and how many it has."""
+    here = [sum(_nans(piece) for piece in part.pieces) if part.counts else 0 for part in parts]
+    counts = sharing.added(*here)
+    index = next(index for index, found in enumerate(counts) if found)
+    name = names[index] if names is not None else f"tensor {index}"
+    return f"{name}: {counts[index]} of {math.prod(parts[index].box.whole)} entries are NaN and cannot be ranked"
 
 
-def _device(entries: Sequence[Entries]) -> torch.device:
-    return entries[0].device
+def _nans(piece: Piece) -> int:
+    return count_true(piece.living(as_array(piece.score.isnan())))
 
 
-def _count(part: Entries, above: int = -1) -> int:
-    return sum(int(_living(keys > above, alive).count_nonzero()) for _, keys, alive in part.pieces())
+@dataclass(frozen=True)
+class _Selection:
+    """The search for the threshold of one ranking, and the masks that it gives."""
+
+    parts: Sequence[_Part]
+    count: int
+    living: int
+    dtype: torch.dtype
+    sharing: Sharing
+
+    def fill(self) -> None:
+        """Fills the masks of all parts."""
+        if not self.count:
+            self._refuse_nan()
+            self._write(BELOW_ALL)
+            return
+        limit = 2 * _DIRECT + sum(math.prod(part.box.whole) for part in self.parts) // (16 * self.sharing.size)
+        bracket = (BELOW_ALL, math.inf) if self.living <= _DIRECT else self._bracket()
+        threshold = self._select_between(limit, *bracket) or self._bisect(limit, bracket)
+        if threshold.dropped < threshold.equal:
+            self._keep_last(threshold.magnitude, threshold.equal - threshold.dropped)
+
+    def _pieces(self, counted: bool = False) -> Iterator[Piece]:
+        for part in self.parts:
+            yield from part.pieces if part.counts or not counted else ()
+
+    def _refuse_nan(self) -> None:
+        try:
+            for piece in self._pieces():
+                piece.magnitude()
+            found = 0
+        except NaNError:
+            found = 1
+        if self.sharing.added(found)[0]:
+            raise NaNError
+
+    def _bracket(self) -> tuple[float, float]:
+        """Two values that enclose the threshold, but for a chance of about 1 in 400, judged by a sample."""
+        step = sample_step(sum(math.prod(part.box.whole) for part in self.parts))
+        drawn = [sample(piece, step) for part in self.parts if part.counts for piece in part.wholes]
+        keys = self._keys(drawn, BELOW_ALL)
+        size = self.sharing.added(len(keys))[0]
+        low, high = sample_ends(size, self.count / self.living)
+        places = [min(max(place, 1), size) for place in (low, high)]
+        ends = [number_of(key, self.dtype) for key, _, _ in kth(keys, places, self._word, self.sharing)]
+        return ends[0] if low >= 1 else BELOW_ALL, ends[1] if high <= size else math.inf
+
+    @property
+    def _word(self) -> int:
+        return 31 if self.dtype == torch.float32 else 63
+
+    def _keys(self, values: Sequence[Array], low: float) -> Tensor:
+        """How far above a magnitude others are, in the order of bit patterns, from 0."""
+        kind = torch.int32 if self.dtype == torch.float32 else torch.int64
+        tensors = [torch.as_tensor(value, device="cpu" if not isinstance(value, Tensor) else None) for value in values]
+        if not tensors:
+            return torch.empty(0, dtype=torch.int64, device=self._home)
+        return torch.cat([t.to(self._home) for t in tensors]).view(kind).long() - bits_of(low, self.dtype) - 1
+
+    @property
+    def _home(self) -> torch.device:
+        return next((piece.score.device for piece in self._pieces()), torch.device("cpu"))
+
+    def _select_between(self, limit: int, low: float, high: float) -> _Threshold | None:
+        """Fills the masks, if the threshold lies above `low` and up to `high`, where at most `limit` entries do."""
+        found = _Between()
+        try:
+            for part in self.parts:
+                for piece in part.pieces:
+                    found.look(piece, low, high, part.counts, limit)
+            nan = 0
+        except NaNError:
+            nan = 1
+        above, between, nans, over = self.sharing.added(found.above, found.between, nan, found.over)
+        if nans:
+            raise NaNError
+        rank = self.count - (self.living - above)
+        if over or not 0 < rank <= between:
+            return None
+        keys = self._keys([values for values, counts in zip(found.values, found.counts, strict=True) if counts], low)
+        span = bits_of(high, self.dtype) - bits_of(low, self.dtype)
+        key, dropped, equal = kth(keys, [rank], span.bit_length(), self.sharing)[0]
+        magnitude = number_of(key + bits_of(low, self.dtype) + 1, self.dtype)
+        for piece, places, values in zip(found.pieces, found.places, found.values, strict=True):
+            put(piece.mask, places, values > magnitude)
+        return _Threshold(magnitude, dropped, equal)
+
+    def _bisect(self, limit: int, bracket: tuple[float, float]) -> _Threshold:
+        """Fills the masks after counting passes that halve the bit patterns left, as one process would."""
+        first, last = (bits_of(end, self.dtype) for end in bracket)
+        pivots = [first - 1, first, last - 1, last]  # many equal values make an end of the bracket the threshold
+        ends = Bracket(-1, bits_of(math.inf, self.dtype), 0, self.living)
+        found = narrow(ends, self.count, self._upto, pivots, limit)
+        low, high = number_of(found.low, self.dtype), number_of(found.high, self.dtype)
+        threshold = self._select_between(limit, low, high)
+        if threshold is None:
+            self._write(high)
+            threshold = _Threshold(high, self.count - found.upto_low, found.upto_high - found.upto_low)
+        return threshold
+
+    def _upto(self, pivot: int) -> int:
+        """How many living magnitudes are at most `pivot`."""
+        value = number_of(pivot, self.dtype)
+        here = sum(count_true(piece.living(piece.magnitude() > value)) for piece in self._pieces(counted=True))
+        return self.living - self.sharing.added(here)[0]
+
+    def _write(self, magnitude: float) -> None:
+        for piece in self._pieces():
+            as_array(piece.mask)[...] = piece.living(piece.magnitude() > magnitude)
+
+    def _keep_last(self, magnitude: float, spared: int) -> None:
+        """Keeps the last entries by position of those that equal a magnitude."""
+        here = [
+            sum(count_true(_equal(piece, magnitude)) for piece in part.pieces) if part.counts else 0
+            for part in self.parts
+        ]
+        for part, equal in reversed([*zip(self.parts, self.sharing.added(*here), strict=True)]):
+            if equal and spared:
+                self._keep_equal(part, magnitude, max(equal - spared, 0))
+                spared -= min(spared, equal)
+
+    def _keep_equal(self, part: _Part, magnitude: float, dropped: int) -> None:
+        """Keeps what equals a magnitude in one tensor, but for the first by position."""
+        entries = [positions(_equal(piece, magnitude)) for piece in part.pieces]
+        places = list(_places(part, entries))
+        last = -1
+        if dropped:
+            counted = torch.cat(places) if part.counts and places else torch.empty(0, dtype=torch.int64, device="cpu")
+            bits = math.prod(part.box.whole).bit_length()
+            last = kth(counted, [dropped], bits, self.sharing)[0][0]
+        for piece, mine, where in zip(part.pieces, entries, places, strict=True):
+            put(piece.mask, mine[as_array(where > last)], True)
 
 
-def _living(condition: Tensor, alive: Tensor | None) -> Tensor:
-    return condition if alive is None else condition.logical_and_(alive)
+class _Between:
+    """What one pass finds between two magnitudes."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.places: list[Array] = []
+        self.values: list[Array] = []
+        self.counts: list[bool] = []
+        self.above = self.between = self.over = self._held = 0
+
+    def look(self, piece: Piece, low: float, high: float, counts: bool, limit: int) -> None:
+        """Fills the mask of a piece with what is above, and collects what is between."""
+        magnitude = piece.magnitude()
+        keep, above = piece.living(magnitude > high), piece.living(magnitude > low)
+        as_array(piece.mask)[...] = keep
+        places = positions(above ^ keep)
+        self._held += len(places)
+        if counts:
+            self.above += count_true(above)
+            self.between += len(places)
+        if self._held > limit:
+            self.over = 1
+            return
+        self.pieces.append(piece)
+        self.places.append(places)
+        self.values.append(magnitude.take(places))
+        self.counts.append(counts)
 
 
-def _threshold(entries: Sequence[Entries], count: int, holders: Holders) -> tuple[int, int]:
-    """The ``count``-th smallest key, and how many of the entries that have it are among the ``count``."""
-    prefix, left = 0, entries[0].highest.bit_length()
-    while left:
-        width = min(_DIGIT, left)
-        left -= width
-        histogram = torch.zeros(2**width, dtype=torch.int64, device=_device(entries))
-        for part in entries:
-            for _, keys, alive in part.pieces():
-                inside = _living(keys >> left + width == prefix, alive)
-                digits = keys[inside].bitwise_right_shift_(left).bitwise_and_(2**width - 1)
-                histogram += torch.bincount(digits, minlength=2**width)
-        upto = holders.total(histogram).cumsum(0).cpu()
-        digit = int(torch.searchsorted(upto, count))
-        count -= int(upto[digit - 1]) if digit else 0
-        prefix = prefix << width | digit
-    return prefix, count
+def _equal(piece: Piece, magnitude: float) -> Array:
+    return piece.living(piece.magnitude() == magnitude)
 
 
-def _own_share(entries: Sequence[Entries], key: int, ties: int, holders: Holders) -> list[int]:
-    """How many of the entries that equal the threshold go, in each tensor on this rank: the first by position."""
-    equal = [_count(part, key - 1) - _count(part, key) for part in entries]
-    everywhere = holders.gathered(torch.tensor(equal, device=_device(entries))).cpu()  # ranks, tensors
-    before = everywhere.t().flatten().cumsum(0).view(len(entries), holders.size)[:, holders.index] - torch.tensor(equal)
-    return [min(max(ties - int(earlier), 0), own) for earlier, own in zip(before, equal, strict=True)]
-
-
-def _mask(part: Entries, key: int, spare: int) -> Tensor:
-    """What is above the threshold, and what equals it but for the first ``spare``."""
-    mask = torch.empty(part.size, dtype=torch.bool, device=part.device)
-    for place, keys, alive in part.pieces():
-        mask[place] = _living(keys >= key, alive)
-        if spare:
-            equal = _living(keys == key, alive).nonzero().view(-1)[:spare]
-            mask[place][equal] = False
-            spare -= len(equal)
-    return mask
+def _places(part: _Part, entries: Sequence[Array]) -> Iterator[Tensor]:
+    """Where entries of the pieces of a slice are in the whole tensor."""
+    start = 0
+    for piece, mine in zip(part.pieces, entries, strict=True):
+        yield part.box.positions(torch.as_tensor(mine, device=piece.mask.device) + start)
+        start += piece.mask.numel()

@@ -1,6 +1,6 @@
-"""Tensors that are split by rows over ranks (``DTensor``), as ``fully_shard`` splits parameters.
+"""Tensors that are split over ranks (``DTensor``), as ``fully_shard`` and tensor parallelism split parameters.
 
-A mask is split like its parameter, so every rank holds the mask of its own rows and no more. Functions here take plain
+A mask is split like its parameter, so every rank holds the mask of its own slice and no more. Functions here take plain
 tensors too and then exchange nothing.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_prune.prune.kernels.arrays import as_array, count_true
-from lightning_prune.prune.kernels.norms import channel_norms
+from lightning_prune.prune.kernels.sharing import Box
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -70,17 +70,15 @@ def cut(full: Tensor, tensor: Tensor) -> Tensor:
     """
     if not is_sharded(tensor):
         return full
-    start = first_row(tensor)
-    part = full[start : start + len(local(tensor))].to(tensor.device)
-    return split_like(part.contiguous(), tensor)
+    return split_like(full[box_of(tensor).slices].to(tensor.device).contiguous(), tensor)
 
 
-def first_row(tensor: Tensor) -> int:
-    """The row at which the part of this rank begins: all ranks but the last ones hold equally many."""
+def box_of(tensor: Tensor) -> Box:
+    """Which slice of a tensor this rank holds; of a plain one all of it."""
     if not is_sharded(tensor):
-        return 0
-    holders, rows = holders_of(tensor), tensor.shape[0]
-    return min(-(-rows // holders.size) * holders.index, rows)
+        return Box.of_whole(tensor)
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return Box(tuple(chunk.offsets), tuple(chunk.sizes), tuple(tensor.shape))
 
 
 def dead_entries(mask: Tensor | None) -> int:
@@ -105,23 +103,18 @@ def dead_entries(mask: Tensor | None) -> int:
 
 @dataclass(frozen=True)
 class Holders:
-    """The ranks that hold one copy of a tensor between them, in the order of its rows.
+    """The ranks that hold one copy of a tensor between them.
 
     Attributes:
-        group: Their process group; ``None`` for one process alone.
+        groups: The process groups of the dimensions of the mesh along which it is split; none for a whole one.
     """
 
-    group: Any = None
+    groups: tuple[Any, ...] = ()
 
     @property
     def size(self) -> int:
         """Their number."""
-        return 1 if self.group is None else dist.get_world_size(self.group)
-
-    @property
-    def index(self) -> int:
-        """Which of them this one is."""
-        return 0 if self.group is None else dist.get_rank(self.group)
+        return math.prod(dist.get_world_size(group) for group in self.groups)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum of a tensor over the holders, in place."""
@@ -132,16 +125,15 @@ class Holders:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The tensors of all holders, stacked in their order."""
-        if self.group is None:
-            return values.unsqueeze(0)
+        """The tensors of all holders along one dimension of the mesh, stacked in their order."""
+        (group,) = self.groups
         parts = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(parts, values, group=self.group)
+        dist.all_gather(parts, values, group=group)
         return torch.stack(parts)
 
     def _reduce(self, values: Tensor, how: Any) -> Tensor:
-        if self.group is not None:
-            dist.all_reduce(values, how, group=self.group)
+        for group in self.groups:
+            dist.all_reduce(values, how, group=group)
         return values
 
 
@@ -149,72 +141,24 @@ def holders_of(tensor: Tensor) -> Holders:
     """The ranks that hold one copy of a tensor.
 
     Args:
-        tensor: Plain, or split by rows over one dimension of its mesh; over others it may be replicated.
+        tensor: Plain, or split along dimensions of its mesh; over others it may be replicated.
 
     Raises:
-        ValueError: If it is split otherwise.
+        ValueError: If it is split in a way that is not a slice for each rank.
     """
     if not is_sharded(tensor):
         return Holders()
     split = [place for place, how in enumerate(tensor.placements) if not how.is_replicate()]
-    if not split:
-        return Holders()
-    if len(split) > 1 or not tensor.placements[split[0]].is_shard(0):
-        raise ValueError(f"it is placed as {tuple(tensor.placements)}: only splits by rows, Shard(0), can be pruned")
-    return Holders(tensor.device_mesh.get_group(split[0]))
+    if any(tensor.placements[place].is_partial() for place in split):
+        raise ValueError(f"it is placed as {tuple(tensor.placements)}: sums that are not added up cannot be pruned")
+    return Holders(tuple(tensor.device_mesh.get_group(place) for place in split))
 
 
-def channel_sums(mask: Tensor, dim: int) -> Tensor:
-    """How many entries of a boolean mask are True in each slice along ``dim``, over all ranks.
-
-    Args:
-        mask: Plain or split by rows; every rank has to call it for a split one.
-        dim: The dimension, from the front.
-
-    Returns:
-        int64, 1-d of length ``mask.shape[dim]``, the same on every rank.
-
-    Example:
-        >>> channel_sums(torch.tensor([[True, False], [True, True]]), dim=1)
-        tensor([2, 1])
-    """
-    part = local(mask)
-    others = [d for d in range(mask.dim()) if d != dim]
-    return _over_ranks(part.sum(dim=others) if others else part.long(), mask, dim)
-
-
-def sharded_channel_norms(part: Tensor, tensor: Tensor, n: int | float | str, dim: int) -> Tensor | None:
-    """The norms that :func:`~lightning_prune.prune.kernels.norms.channel_norms` gives of a whole tensor.
-
-    Args:
-        part: This rank's rows.
-        tensor: How they are split.
-        n: The norm.
-        dim: The channels' dimension.
-
-    Returns:
-        One norm for each channel, the same on every rank; ``None`` for a nuclear norm of slices that are split.
-    """
-    norms = channel_norms(part, n, dim)
-    if dim == 0:
-        return _over_ranks(norms, tensor, dim)
-    if n == "nuc" and tensor.dim() > 2:
-        return None
-    power = 2.0 if isinstance(n, str) else float(n)
-    if math.isinf(power):
-        sign = 1 if power > 0 else -1
-        norms = norms if part.numel() else torch.full_like(norms, 0.0 if power > 0 else math.inf)
-        return sign * holders_of(tensor).largest(sign * norms)
-    return holders_of(tensor).total(norms.double() ** power).pow(1 / power).to(norms.dtype)
-
-
-def _over_ranks(values: Tensor, tensor: Tensor, dim: int) -> Tensor:
-    """Values of channels, added up over ranks; along dimension 0 each rank has those of its own rows."""
-    if is_sharded(tensor) and dim == 0:
-        everywhere = values.new_zeros(tensor.shape[0])
-        everywhere[first_row(tensor) :][: len(values)] = values
-        values = everywhere
-    return holders_of(tensor).total(values)
+def split_dims(tensor: Tensor) -> set[int]:
+    """The dimensions along which a tensor is split; none of a plain one."""
+    if not is_sharded(tensor):
+        return set()
+    return {getattr(how, "dim", 0) for how in tensor.placements if not how.is_replicate()}
 
 
 def reshard(model: nn.Module) -> None:
