@@ -21,6 +21,7 @@ def channel_sums(mask: Tensor, dim: int) -> Tensor:
         int64, 1-d of length ``mask.shape[dim]``, the same on every rank.
 
     Example:
+        >>> import torch
         >>> channel_sums(torch.tensor([[True, False], [True, True]]), dim=1)
         tensor([2, 1])
     """
