@@ -1,6 +1,6 @@
 """What zeros are worth: files and models made of pruned ones.
 
-A name is imported when it is first used: neither Lightning nor the extra ``export`` is needed before.
+A name is imported when it is first used: neither Lightning nor an extra (``export``, ``shrink``) is needed before.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_prune.export.shrink_channels import shrink
+    from lightning_prune.export.shrink_files import load, save
+    from lightning_prune.export.shrink_report import ShrinkReport
     from lightning_prune.export.sparse_files import load_sparse, save_sparse
 
 _HOMES = {
+    "ShrinkReport": "shrink_report",
+    "load": "shrink_files",
     "load_sparse": "sparse_files",
+    "save": "shrink_files",
     "save_sparse": "sparse_files",
+    "shrink": "shrink_channels",
 }
 
-__all__ = ["load_sparse", "save_sparse"]
+__all__ = ["ShrinkReport", "load", "load_sparse", "save", "save_sparse", "shrink"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torch import Tensor, nn
 
 from lightning_prune.export.files import load_state_dict, module_of
+from lightning_prune.export.shrink_files import is_shrunk, kept_lines, read
 from lightning_prune.metrics.functional import chosen, value_of
 from lightning_prune.targets.patterns import Patterns
 from lightning_prune.targets.select import Target
@@ -141,7 +142,8 @@ def summary(
 
     Args:
         source: Any module (dense, pruned, or with its pruning made permanent), or a file that ``torch.save`` or
-            Lightning wrote, with or without the masks of ``torch.nn.utils.prune`` or ``ModelPruning``. Of a file only
+            Lightning wrote, with or without the masks of ``torch.nn.utils.prune`` or ``ModelPruning``, or one of
+            :func:`lightning_prune.export.save`, whose kept channels are then listed too. Of a file only
             tensors and plain values are read: code in it is never executed.
         parameters: Which tensors, as for :func:`lightning_prune.metrics.sparsity`; all parameters by default. In a
             file they are told by their names alone, and running statistics of norms are left out.
@@ -163,6 +165,10 @@ def summary(
     """
     if isinstance(source, nn.Module):
         return Summary(rows_of(chosen(source, parameters, exclude)), type(source).__name__)
+    if is_shrunk(source):
+        tensors, about = read(source)
+        rows = rows_of(chosen(module_of(tensors), parameters, exclude))
+        return Summary(rows, os.path.basename(source), tuple(kept_lines(about)))
     model = module_of(load_state_dict(source))
     return Summary(rows_of(chosen(model, parameters, exclude)), os.path.basename(source))
 
