@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -47,12 +48,18 @@ def require_parameter(module: nn.Module, name: str) -> nn.Parameter:
         raise ValueError(f"{where} is what is stored of a pruned tensor: prune '{name.removesuffix('_orig')}' instead")
     if name not in module._parameters:
         _raise_not_a_parameter(module, name)
-    if any(isinstance(p, UninitializedParameter) for p in module._parameters.values()):
+    if _is_lazy(module, module._parameters[name]):
         raise ValueError(f"{where} has no shape yet (a lazy module before its first call): call it once, then prune")
     parameter = module._parameters[name]
     if parameter is None:
         raise TypeError(f"{where} is None (the module was made without it): there is nothing to prune")
     return parameter
+
+
+def _is_lazy(module: nn.Module, parameter: nn.Parameter | None) -> bool:
+    """Whether the first call will give a parameter its shape, or the module another class."""
+    lazy = isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
+    return lazy or isinstance(parameter, UninitializedParameter)
 
 
 def _raise_not_a_parameter(module: nn.Module, name: str) -> None:
