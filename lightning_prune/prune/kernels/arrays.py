@@ -83,6 +83,61 @@ def _on_plain_cpu(tensor: Tensor) -> bool:
     return strided and not tensor.is_neg() and not tensor.is_conj()
 
 
+class Scratch:
+    """Arrays for what is computed of one piece after the other, overwritten by the next.
+
+    If each piece took new memory, the system would map its pages anew, which takes longer than to compute what is
+    written there. Accelerators have allocators that keep what is freed: for them there is nothing here.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Array] = {}
+
+    def like(self, array: Array, dtype: torch.dtype, use: str) -> Array | None:
+        """An array of the shape and memory format of another one.
+
+        Args:
+            array: The other one.
+            dtype: ``torch.bool``, or that of some numbers.
+            use: What it is for; the next one for the same use lies in the same memory.
+
+        Returns:
+            The array, or ``None`` for tensors.
+        """
+        if not isinstance(array, np.ndarray):
+            return None
+        held = self._held.get(use)
+        if held is None or len(held) < array.size or held.dtype != _NUMPY_OF[dtype]:
+            held = self._held[use] = np.empty(array.size, _NUMPY_OF[dtype])
+        order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
+        places = sorted(range(array.ndim), key=order.__getitem__)
+        return held[: array.size].reshape([array.shape[d] for d in order]).transpose(places)
+
+
+def magnitude(numbers: Array, out: Array | None = None) -> Array:
+    """Absolute values; written into `out` if that is given, as below."""
+    return np.absolute(numbers, out=out) if isinstance(numbers, np.ndarray) else numbers.abs()
+
+
+def greater(numbers: Array, than: float, out: Array | None = None) -> Array:
+    """Whether each number is greater than one."""
+    return np.greater(numbers, than, out=out) if isinstance(numbers, np.ndarray) else numbers > than
+
+
+def not_at_most(numbers: Array, bound: float, out: Array | None = None) -> Array:
+    """Whether each number, none of which is negative, is greater than a bound, or NaN."""
+    if not isinstance(numbers, np.ndarray):
+        return ~(numbers <= bound)
+    word = np.dtype(f"i{numbers.itemsize}")  # the bits, as integers, have the order of the numbers; NaN is the largest
+    bits = numbers.dtype.type(bound).view(word) if bound >= 0 else word.type(-1)
+    return np.greater(numbers.view(word), bits, out=out)
+
+
+def differ(conditions: Array, others: Array, out: Array | None = None) -> Array:
+    """Where one of two conditions holds."""
+    return np.bitwise_xor(conditions, others, out=out) if isinstance(conditions, np.ndarray) else conditions ^ others
+
+
 def count_true(mask: Array) -> int:
     """How many entries of a boolean array are true.
 

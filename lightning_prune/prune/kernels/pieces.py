@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, count_true
+from lightning_prune.prune.kernels.arrays import Array, Scratch, as_array, count_true, magnitude
 from lightning_prune.prune.kernels.sharing import ALONE, Sharing
 
 _PIECE_CPU = 1 << 17  # entries: the magnitudes and three masks of a piece stay in a core's L2 cache
@@ -30,16 +30,24 @@ class Piece(NamedTuple):
     mask: Tensor
     dtype: torch.dtype
 
-    def magnitude(self) -> Array:
+    def magnitude(self, scratch: Scratch | None = None) -> Array:
         """Magnitudes of the scores, in the dtype in which all tensors are compared.
+
+        Args:
+            scratch: Where to put them, by default into new memory.
 
         Raises:
             NaNError: If a living entry is not a number.
         """
-        magnitude = abs(as_array(real(self.score, self.dtype)))
-        if math.isnan(magnitude.max()) and self.living(magnitude != magnitude).any():
+        found = self.any_magnitude(scratch)
+        if math.isnan(found.max()) and self.living(found != found).any():
             raise NaNError
-        return magnitude
+        return found
+
+    def any_magnitude(self, scratch: Scratch | None = None) -> Array:
+        """The same, but living entries may be NaN."""
+        numbers = as_array(real(self.score, self.dtype))
+        return magnitude(numbers, None if scratch is None else scratch.like(numbers, self.dtype, "magnitude"))
 
     def living(self, condition: Array) -> Array:
         """A condition, where an entry takes part."""

@@ -17,14 +17,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, empty_like, kth_smallest, positions, put
+from lightning_prune.prune.kernels.arrays import (
+    Array,
+    Scratch,
+    as_array,
+    count_true,
+    differ,
+    empty_like,
+    greater,
+    kth_smallest,
+    not_at_most,
+    positions,
+    put,
+)
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
 from lightning_prune.prune.kernels.pieces import NaNError, Piece, checked_alive, real, require_living, split, whole
 
@@ -138,26 +150,38 @@ def sample(piece: Piece, step: int) -> Tensor:
 
 def _select_between(pieces: Sequence[Piece], count: int, living: int, limit: int, low: float, high: float) -> bool:
     """Fills the masks, if the threshold lies above `low` and up to `high`, where at most `limit` entries do."""
-    home = pieces[0].score.device
+    home, scratch = pieces[0].score.device, Scratch()
     places, values = (as_array(torch.empty(limit, dtype=kind, device=home)) for kind in (torch.int64, pieces[0].dtype))
     upto_low, ends = living, [0]
     for piece in pieces:
-        magnitude = piece.magnitude()
-        keep, above = piece.living(magnitude > high), piece.living(magnitude > low)
-        as_array(piece.mask)[...] = keep
+        magnitude = piece.any_magnitude(scratch)
+        above, between = _compare(piece, magnitude, low, high, scratch)
         upto_low -= count_true(above)
-        between = positions(above ^ keep)
-        start, end = ends[-1], ends[-1] + len(between)
+        found = positions(between)
+        start, end = ends[-1], ends[-1] + len(found)
         if end > limit:
             return False
-        places[start:end], values[start:end] = between, magnitude.take(between)
+        places[start:end], values[start:end] = found, magnitude.take(found)
         ends.append(end)
+    if (values[: ends[-1]] != values[: ends[-1]]).any():
+        raise NaNError
     if not upto_low < count <= upto_low + ends[-1]:
         return False
     kept = _largest(values[: ends[-1]], count - upto_low)
     for piece, (start, end) in zip(pieces, itertools.pairwise(ends), strict=True):
         put(piece.mask, places[start:end], kept[start:end])
     return True
+
+
+def _compare(piece: Piece, magnitude: Array, low: float, high: float, scratch: Scratch) -> tuple[Array, Array]:
+    """Writes into the mask what is above `high`; gives what is not up to `low`, and what is neither, NaN included."""
+    above = piece.living(not_at_most(magnitude, low, scratch.like(magnitude, torch.bool, "above")))
+    keep = as_array(piece.mask)
+    if isinstance(keep, np.ndarray):
+        piece.living(greater(magnitude, high, keep))
+    else:
+        keep.copy_(piece.living(magnitude > high))
+    return above, differ(above, keep, scratch.like(magnitude, torch.bool, "between"))
 
 
 def _largest(values: Array, dropped: int) -> Array:
@@ -201,13 +225,22 @@ def number_of(bits: int, dtype: torch.dtype) -> float:
 
 def _upto(pieces: Sequence[Piece], living: int, pivot: float) -> int:
     """How many living magnitudes are at most `pivot`."""
-    return living - sum(count_true(piece.living(piece.magnitude() > pivot)) for piece in pieces)
+    return living - sum(count_true(piece.living(condition)) for piece, condition in _above(pieces, pivot))
+
+
+def _above(pieces: Iterable[Piece], pivot: float) -> Iterator[tuple[Piece, Array]]:
+    """Which magnitudes of each piece are greater than `pivot`; overwritten by the next."""
+    scratch = Scratch()
+    for piece in pieces:
+        magnitude = piece.magnitude(scratch)
+        yield piece, greater(magnitude, pivot, scratch.like(magnitude, torch.bool, "above"))
 
 
 def _write_masks(pieces: Sequence[Piece], value: float, spared: int) -> None:
     """Keep what is above `value`, and the last `spared` of what equals it."""
+    scratch = Scratch()
     for piece in reversed(pieces):
-        magnitude = piece.magnitude()
+        magnitude = piece.magnitude(scratch)
         as_array(piece.mask)[...] = piece.living(magnitude > value)
         if spared:
             ties = positions(piece.living(magnitude == value))[-spared:]
