@@ -316,7 +316,9 @@ class PruningCallback(Callback):
     def _run_of(self, model: nn.Module, trainer: Trainer | None = None) -> PruningRun:
         """The selection of a model, checked; nothing is changed."""
         join = self.frozen == "join"
-        targets, frozen = select_trainable(model, self.parameters, self.exclude, join)
+        targets, frozen = select_trainable(
+            model, self.parameters, self.exclude, join, spare_outputs=self.recipe.prunes_outputs
+        )
         pruner = Pruner(self.recipe, self.budget, self.plan.final)
         return new_run(targets, frozen, join, pruner, self.enforce == "in_place", self.seed, trainer)
 

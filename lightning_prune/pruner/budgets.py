@@ -7,17 +7,16 @@ All of it is arithmetic on sizes, so the same code counts weights and channels.
 from __future__ import annotations
 
 import bisect
-import difflib
-import fnmatch
 import math
 import numbers
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, get_args
 
 from lightning_prune.prune.arguments import one_of
 from lightning_prune.pruner.normalization import Normalization
+from lightning_prune.targets.names import listing, matching, near
 
 Scope = Literal["local", "global", "erk"]
 
@@ -107,8 +106,9 @@ class Budget:
     Args:
         scope: ``"local"``: every tensor to the target; ``"erk"``: the Erdos-Renyi-kernel rule; ``"global"``:
             one ranking over all tensors decides, within `bounds`.
-        overrides: Share of zeros at the schedule's end, by full name or glob (``fnmatch``) of the tensor; 0.0
-            leaves it alone. The exact name beats globs; of several globs that match, the last one counts.
+        overrides: Share of zeros at the schedule's end, by full name, name of a layer or glob; 0.0 leaves it
+            alone. Names beat globs, inner ones outer ones; of several globs that match, the last one counts.
+            With an ``amount`` instead of a schedule: the tensor's own amount.
             Until the end these tensors follow the schedule in proportion: ``override * target / final``.
         max_sparsity: Largest share of zeros in any one tensor, rounded down to whole weights; it holds for
             overridden tensors too. Default: all but one weight of each tensor; 1.0 allows to empty it.
@@ -215,16 +215,21 @@ class Budget:
         >>> Budget(overrides={"stem.*": 0.0}).override_shares(["stem.weight", "fc.weight"])
         {0: 0.0}
         """
-        for pattern in self.overrides:
-            if not any(_matches(name, pattern) for name in names):
-                near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4) or names[:3]
-                raise ValueError(f"overrides[{pattern!r}] matches no tensor; near names: {', '.join(near)}")
-        shares = {}
-        for i, name in enumerate(names):
-            matching = [pattern for pattern in self.overrides if _matches(name, pattern)]
-            if matching:
-                shares[i] = self.overrides[name if name in self.overrides else matching[-1]]
-        return shares
+        found = {pattern: matching(pattern, names) for pattern in self.overrides}
+        for pattern, meant in found.items():
+            if not meant:
+                close = near(pattern, names) or names[:3]
+                raise ValueError(f"overrides[{pattern!r}] matches no tensor; near names: {', '.join(close)}")
+        # names that are written out come last and so count: first those of layers, from the outer to the inner ones
+        written = [pattern for pattern in found if any(name.startswith(pattern) for name in found[pattern])]
+        order = [pattern for pattern in found if pattern not in written] + sorted(written, key=len)
+        share_of = {name: self.overrides[pattern] for pattern in order for name in found[pattern]}
+        return {i: share_of[name] for i, name in enumerate(names) if name in share_of}
+
+    def among(self, names: Sequence[str]) -> Budget:
+        """Return the budget without the overrides that match none of the tensors, which may join later."""
+        here = {pattern: share for pattern, share in self.overrides.items() if matching(pattern, names)}
+        return replace(self, overrides=here)
 
     def _check_reachable(
         self, sizes: Sequence[TensorSize], total: int, low: Sequence[int], high: Sequence[int]
@@ -251,12 +256,7 @@ def as_budget(scope: Scope | Budget) -> Budget:
 
 def _listed(sizes: Sequence[TensorSize], limit: Sequence[int], weight: Sequence[int], most: int = 8) -> str:
     holding = sorted((i for i, held in enumerate(weight) if held), key=lambda i: -weight[i])
-    lines = [f"{sizes[i].name} ({limit[i]} of {sizes[i].numel})" for i in holding[:most]]
-    return ", ".join(lines) + (f" and {len(holding) - most} more" if len(holding) > most else "")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
+    return listing([f"{sizes[i].name} ({limit[i]} of {sizes[i].numel})" for i in holding], most)
 
 
 def _share(name: str, value: object) -> float:

@@ -86,6 +86,11 @@ class Recipe:
         wanted = {name: value for name, value in given.items() if value is not None and name in _parameters(self.cls)}
         return self.cls(**{**self.kwargs, **wanted})
 
+    @property
+    def prunes_outputs(self) -> bool:
+        """Whether whole output channels go."""
+        return self.structured and self.dim in ("out", 0)
+
     def channel_dim(self, target: Target) -> int:
         """The dimension along which a structured method counts the channels of a tensor, from the front.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from lightning_prune.pruner.channels import channel_counts, global_channels, kep
 from lightning_prune.pruner.method import Recipe
 from lightning_prune.pruner.normalization import normalized
 from lightning_prune.schedules.plan import Demand
-from lightning_prune.targets.select import Target
+from lightning_prune.targets.target import Target, refuse_divided
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,7 @@ class Pruner:
 
     def among(self, targets: Sequence[Target]) -> Pruner:
         """Without the overrides of tensors that are not there yet."""
-        names = [t.name for t in targets]
-        here = {
-            pattern: share
-            for pattern, share in self.budget.overrides.items()
-            if any(name == pattern or fnmatchcase(name, pattern) for name in names)
-        }
-        return replace(self, budget=replace(self.budget, overrides=here))
+        return replace(self, budget=self.budget.among([t.name for t in targets]))
 
     def check(self, targets: Sequence[Target]) -> None:
         """Refuses, before anything is pruned, what an event would have to refuse later.
@@ -205,6 +198,7 @@ class Pruner:
 
 
 def _require_prunable(target: Target) -> None:
+    refuse_divided(target)
     with naming(f"'{target.name}' cannot be pruned"):
         holders_of(target.parameter)
     for module, name in target.owners:

@@ -136,7 +136,7 @@ def mask_picture(model: nn.Module, name: str, ax: Axes | None = None) -> Picture
     target = _target(model, name)
     value = _value(target)
     kept = value != 0 if target.alive is None else target.alive.cpu()
-    kernels = _kernels(kept, target.channel_dim("out") if kept.dim() > 1 else 0)
+    kernels = _kernels(kept, target.output_dim or 0)
     outputs, inputs, height, width = kernels.shape
     tall = min(3.0, max(1 / 3, outputs * height / max(1, inputs * width)))
     ax = _axis(ax, (6.0 / max(1.0, tall) + 1, 6.0 * min(1.0, tall) + 1))

@@ -222,7 +222,7 @@ def _row(target: Target, value: Tensor) -> Row:
     zeros = value.numel() - int(value.count_nonzero())
     if value.dim() < 2:
         return Row(target.name, tuple(value.shape), value.numel(), zeros)
-    dim = target.channel_dim("out")
+    dim = target.output_dim or 0
     alive = (value != 0).movedim(dim, 0).flatten(1).any(dim=1)
     dead = alive.numel() - int(alive.count_nonzero())
     return Row(target.name, tuple(value.shape), value.numel(), zeros, alive.numel(), dead)

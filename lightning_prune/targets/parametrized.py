@@ -20,15 +20,15 @@ class Origin(NamedTuple):
         layer: The layer whose tensor is computed.
         tensor: The name of that tensor in the layer, such as ``"weight"``.
         prefix: The layer's name in the model.
-        original: Full name of the parameter.
         takes_place: Whether the parameter is what the layer's tensor was, not a part of the parametrization itself.
+        divided: Whether the tensor is the parameter over the norm of its rows, as a direction of ``weight_norm``.
     """
 
     layer: nn.Module
     tensor: str
     prefix: str
-    original: str
     takes_place: bool
+    divided: bool = False
 
     @property
     def name(self) -> str:
@@ -36,25 +36,32 @@ class Origin(NamedTuple):
         return f"{self.prefix}.{self.tensor}" if self.prefix else self.tensor
 
 
-class Origins:
-    """Finds the origin of parameters while the modules of a model are walked through, outer ones first."""
+def origins(model: nn.Module) -> dict[tuple[str, str], Origin]:
+    """The origin of each parameter of a model that is not used as it is, by the names of its module and its slot."""
+    inside = dict(_parts(model))
+    found = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for slot, _ in module._parameters.items():
+            origin = _of_hook(module, slot, prefix) or inside.get(id(module))
+            if origin:
+                divided = origin.divided and slot in ("original1", f"{origin.tensor}_v")
+                found[prefix, slot] = origin._replace(divided=divided)
+    return found
 
-    def __init__(self) -> None:
-        self._inside: dict[int, Origin] = {}
 
-    def enter(self, prefix: str, module: nn.Module) -> None:
-        """Notes what a module computes."""
+def _parts(model: nn.Module) -> Iterator[tuple[int, Origin]]:
+    for prefix, module in model.named_modules(remove_duplicate=False):
         for tensor, parametrization in _parametrizations(module):
+            divided = any(type(part).__name__ == "_WeightNorm" for part in parametrization.children())
             for part in parametrization.modules():
-                self._inside[id(part)] = Origin(module, tensor, prefix, "", part is parametrization)
+                yield id(part), Origin(module, tensor, prefix, part is parametrization, divided)
 
-    def of(self, prefix: str, module: nn.Module, slot: str, full_name: str) -> Origin | None:
-        """The origin of a parameter, ``None`` if it is used as it is."""
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, (WeightNorm, SpectralNorm)) and slot in [hook.name + end for end in _SUFFIXES]:
-                return Origin(module, hook.name, prefix, full_name, takes_place=True)
-        origin = self._inside.get(id(module))
-        return origin and origin._replace(original=full_name)
+
+def _of_hook(module: nn.Module, slot: str, prefix: str) -> Origin | None:
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, (WeightNorm, SpectralNorm)) and slot in [hook.name + end for end in _SUFFIXES]:
+            return Origin(module, hook.name, prefix, True, isinstance(hook, WeightNorm))
+    return None
 
 
 def advice(originals: Sequence[str]) -> str:
@@ -67,14 +74,6 @@ def advice(originals: Sequence[str]) -> str:
         f"{names}; make weights of them first, with torch.nn.utils.parametrize.remove_parametrizations or, for the "
         "older kind, torch.nn.utils.remove_weight_norm and remove_spectral_norm"
     )
-
-
-def weight_shape(layer: nn.Module) -> tuple[int, ...]:
-    """Shape of an embedding's or transposed convolution's weight, not read: that changes some parametrizations."""
-    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
-        return layer.num_embeddings, layer.embedding_dim
-    assert isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
-    return layer.in_channels, layer.out_channels // layer.groups, *layer.kernel_size
 
 
 def _parametrizations(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

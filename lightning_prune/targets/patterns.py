@@ -20,16 +20,16 @@ def as_patterns(patterns: Any) -> list[Pattern]:
     """A list of patterns from one pattern, an iterable of them or ``None``."""
     if patterns is None:
         return []
-    if isinstance(patterns, (str, type, nn.Module, Tensor)) or is_pair(patterns):
-        return [patterns]
-    return list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    if isinstance(patterns, (str, type, nn.Module, Tensor)) or is_pair(patterns) or not isinstance(patterns, Iterable):
+        patterns = [patterns]
+    return [tuple(pattern) if is_pair(pattern) else pattern for pattern in patterns]
 
 
 def is_pair(value: Any) -> bool:
-    """Whether it is a pair of a module and a name."""
-    return (
-        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], nn.Module) and isinstance(value[1], str)
-    )
+    """Whether it is a pair of a module and a name, which in a list has to be one of the module's tensors."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[0], nn.Module):
+        return False
+    return isinstance(value[1], str) and (isinstance(value, tuple) or hasattr(value[0], value[1]))
 
 
 def show(pattern: Pattern) -> str:
@@ -56,5 +56,5 @@ def _with_words(name: str, values: Iterable[object]) -> str:
 
 
 def describe_patterns(patterns: Patterns) -> str:
-    """Patterns in words that are the same in every process, for messages and checkpoint keys."""
-    return ", ".join(show(pattern) for pattern in as_patterns(patterns)) or "default"
+    """Patterns in words that are the same in every process and every order, for messages and checkpoint keys."""
+    return ", ".join(sorted({show(pattern) for pattern in as_patterns(patterns)})) or "default"

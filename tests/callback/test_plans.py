@@ -163,7 +163,6 @@ def test_a_subclass_decides_when_and_how_much(tmp_path: Path) -> None:
         ({"method": torch.nn.Linear}, "should be a name, a subclass of BasePruningMethod"),
         ({"frozen": "maybe"}, "'skip' or 'join'"),
         ({"scope": "layer"}, "known scopes"),
-        ({"overrides": {"a": 2.0}}, r"overrides\['a'\]"),
     ],
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -28,8 +28,8 @@ REWINDS: dict[str, Any] = {"rewind": Rewind(step=3), "reinit": Reinit(seed=5)}
 
 
 def pruning(method: str = "l1_unstructured", scope: Any = "global", **kwargs: Any) -> PruningCallback:
-    schedule = Linear(final=0.6, begin=0, end=2)
-    return PruningCallback(method, schedule=schedule, scope=scope, verbose=False, **kwargs)
+    kwargs = {"schedule": Linear(final=0.6, begin=0, end=2), "parameters": "*", **kwargs}
+    return PruningCallback(method, scope=scope, verbose=False, **kwargs)
 
 
 def unseeded(folder: Path, method: str, scope: str) -> Fitted:

@@ -365,3 +365,19 @@ def test_a_budget_is_given_as_one_or_as_its_scope() -> None:
     assert hash(Budget("global", {"a": 0.5})) == hash(Budget("global", {"b": 0.5}))
     assert Budget("global", {"a": 0.5}) != Budget("global", {"b": 0.5})
     assert eval(repr(Budget("global", {"a": 0.5}, 0.9, "lamp"))) == Budget("global", {"a": 0.5}, 0.9, "lamp")
+
+
+def test_overrides_are_named_as_parameters_are() -> None:
+    names = ["net.0.weight", "net.0.extra.weight", "net.1.weight", "conv[3].weight"]
+    budget = Budget(overrides={"net.0.weight": 0.1, "net.0": 0.2, "net.*": 0.3, "conv[3].weight": 0.4})
+    assert budget.override_shares(names) == {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
+    assert Budget(overrides={"*": 0.1, "net": 0.2, "net.1": 0.3}).override_shares(names) == {
+        0: 0.2,
+        1: 0.2,
+        2: 0.3,
+        3: 0.1,
+    }
+
+
+def test_overrides_of_tensors_that_are_not_there_are_left_out() -> None:
+    assert Budget(overrides={"a": 0.1, "b.*": 0.2}).among(["a.weight"]) == Budget(overrides={"a": 0.1})

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.prune.attribute import Layout
@@ -241,3 +242,12 @@ def test_half_precision_and_strides() -> None:
     weight: Tensor = run.targets[0].parameter
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert run.targets[0].alive.stride() == weight.stride()
+
+
+def test_directions_of_a_weight_norm_are_refused_when_pruned() -> None:
+    net = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
+    targets = select(net, "0.parametrizations.weight.original1")
+    pruner = Pruner(make_recipe("ln_structured", 2, "out", None), Budget())
+    with pytest.raises(ValueError, match=r"original1' is divided by the norms of its rows to make '0.weight'"):
+        pruner.check(targets)
+    pruner.check(select(net, "1.weight"))

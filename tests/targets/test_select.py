@@ -147,7 +147,6 @@ def test_a_target_knows_its_parameter_and_mask_while_it_is_pruned() -> None:
         ("body.b.0.weight", (0, 1)),
         ("up.weight", (1, 0)),
         ("embed.weight", (1, 0)),
-        ("mix", (0, 1)),
     ],
 )
 def test_channel_dimensions(name: str, dims: tuple[int, int]) -> None:
@@ -250,7 +249,11 @@ def test_channels_of_originals_are_those_of_the_layer(layer: nn.Module, out: int
 def test_channels_of_a_matrix_that_a_parametrization_adds_are_not_those_of_the_layer() -> None:
     layer = doubled(nn.Embedding(4, 4))
     assert select(layer, "parametrizations.weight.original")[0].channel_dim("out") == 1
-    assert select(layer, "parametrizations.weight.0.mix")[0].channel_dim("out") == 0
+    added = select(layer, "parametrizations.weight.0.mix")[0]
+    assert added.output_dim is None
+    with pytest.raises(ValueError, match=r"which dimension of 'parametrizations.weight.0.mix' of shape \(4, 4\) holds"):
+        added.channel_dim("out")
+    assert added.channel_dim(1) == 1
 
 
 def test_a_weight_is_selected_once_its_parametrization_is_removed() -> None:
@@ -294,6 +297,112 @@ def test_descriptions_are_the_same_in_every_process() -> None:
     model = Model()
     patterns = ["a.*", re.compile("b"), nn.Linear, (model.up, "bias"), model.body, test_messages]
     assert describe_patterns(patterns) == (
-        "'a.*', re.compile('b'), Linear, (ConvTranspose1d, 'bias'), ModuleDict, test_messages"
+        "'a.*', (ConvTranspose1d, 'bias'), Linear, ModuleDict, re.compile('b'), test_messages"
     )
     assert describe_patterns(None) == "default"
+
+
+def test_the_same_selection_in_another_order_is_described_alike() -> None:
+    assert describe_patterns(["a.*", "b", nn.Linear]) == describe_patterns([nn.Linear, "b", "a.*", "b"])
+    assert describe_patterns(["a.*", "b"]) != describe_patterns(["a.*", "c"])
+
+
+def test_pairs_may_be_lists() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    assert names(select(net, [[net[0], "weight"]])) == ["0.weight"]
+    assert names(select(net, [net[1], "bias"])) == ["1.bias"]
+    assert names(select(net, [net[1], "0.weight"])) == ["0.weight", "1.weight"]  # two patterns: no such attribute
+
+
+class Brackets(nn.Module):
+    """Layers whose names read as globs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("conv[3x3]", nn.Linear(2, 2))
+        self.add_module("conv3", nn.Linear(2, 2))
+
+
+def test_a_name_that_is_written_out_is_meant_though_it_reads_as_a_glob() -> None:
+    assert names(select(Brackets(), "conv[3x3].weight")) == ["conv[3x3].weight"]
+    assert names(select(Brackets(), "conv[3x3]")) == ["conv[3x3].weight"]
+    assert names(select(Brackets(), "conv[0-9].weight")) == ["conv3.weight"]
+    assert names(select(Brackets(), exclude="conv[3x3]")) == ["conv3.weight"]
+
+
+class Vision(nn.Module):
+    """Parameters that are added to activations, beside weights that the model itself holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos_embed = nn.Parameter(torch.ones(1, 5, 4))
+        self.register_tokens = nn.Parameter(torch.ones(3, 4))
+        self.relative_position_table = nn.Parameter(torch.ones(9, 2))
+        self.scale = nn.Parameter(torch.ones(1, 4, 4))
+        self.experts = nn.Parameter(torch.ones(2, 4, 4))
+        self.proj = nn.Linear(4, 4)
+
+
+def test_parameters_that_are_no_weights_are_not_selected_by_default() -> None:
+    assert names(select(Vision())) == ["experts", "proj.weight"]
+    assert names(select(Vision(), ["pos_embed"])) == ["pos_embed"]
+    with pytest.raises(ValueError, match=r"pos_embed \(embeddings and other parameters that are not weights\)"):
+        select(Vision(), "pos*")
+
+
+class Conv1D(nn.Module):
+    """Stores inputs first, as the layer of this name in transformers."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight = nn.Parameter(torch.empty(nx, nf))
+
+
+class Message(nn.Module):
+    """Says its sizes, as the layers of PyTorch Geometric."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels = 3, 5
+        self.weight = nn.Parameter(torch.empty(shape))
+
+
+@pytest.mark.parametrize(
+    ("layer", "out"),
+    [
+        (Conv1D(4, 4), 1),
+        (Conv1D(6, 2), 1),
+        (Message((3, 5)), 1),
+        (Message((5, 3)), 0),
+        (Message((2, 3, 5)), None),
+        (nn.LSTM(2, 2), 0),
+        (nn.Bilinear(2, 3, 4), 0),
+        (nn.MultiheadAttention(4, 2), 0),
+    ],
+)
+def test_outputs_are_found_where_the_way_to_store_them_is_known(layer: nn.Module, out: int | None) -> None:
+    assert all_targets(layer)[0].output_dim == out
+
+
+def test_a_second_name_of_a_shared_module_is_kept() -> None:
+    shared = nn.Linear(2, 2)
+    (target,) = select(nn.ModuleDict({"a": shared, "b": shared}))
+    assert target.aliases == ("a.weight", "b.weight")
+    assert target.owners == ((shared, "weight"),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        ({}, ["0.weight", "1.weight"]),
+        ({"spare_outputs": False}, ["0.weight", "1.weight", "2.weight"]),
+        ({"parameters": "*"}, ["0.weight", "1.weight", "2.weight"]),
+        ({"exclude": "2.*"}, ["0.weight", "1.weight"]),
+        ({"exclude": ["0.*", "1.*"]}, ["2.weight"]),
+    ],
+)
+def test_what_makes_the_outputs_is_spared(arguments: dict[str, Any], chosen: list[str]) -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2), nn.BatchNorm1d(2))
+    arguments = {"parameters": None, "exclude": None, "join": False, "spare_outputs": True, **arguments}
+    assert names(select_trainable(net, **arguments)[0]) == chosen
