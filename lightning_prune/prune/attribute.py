@@ -33,9 +33,9 @@ from lightning_prune.prune.reading import read, slot_of
 
 def _rename(slots: dict[str, Any], old: str, new: str) -> None:
     """Renames a key of a dict and keeps its place, so that ``named_parameters()`` keeps its order."""
-    items = [(new if key == old else key, value) for key, value in slots.items()]
+    keys, values = [new if key == old else key for key in slots], list(slots.values())
     slots.clear()
-    slots.update(items)
+    slots.update(zip(keys, values, strict=True))
 
 
 def layout_of(module: nn.Module, name: str) -> Layout | None:
@@ -98,7 +98,7 @@ def set_mask(module: nn.Module, name: str, mask: Tensor) -> None:
     if layout_of(module, name) is Layout.DOCUMENTED:
         old = cast(Tensor, module._buffers[name + "_mask"])
         mask = as_numbers(mask.to(old.device), old.dtype)
-    put_mask(module, name, _trainable(mask))
+    put_mask(module, name, _trainable(mask), binary=True)
 
 
 def _trainable(mask: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.kernels.arrays import is_binary
 
 
 def describe(module: nn.Module, name: str) -> str:
@@ -132,7 +133,7 @@ def _has_of_its_own(module: nn.Module, name: str) -> bool:
 
 def require_binary(mask: Tensor, what: str) -> None:
     """Raises ValueError if a mask holds anything but 0 and 1."""
-    if mask.dtype is torch.bool:
+    if is_binary(mask):
         return
     wrong = mask[(mask != 0) & (mask != 1)]
     if wrong.numel():

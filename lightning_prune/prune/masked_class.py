@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._guards import TracingContext
 
 from lightning_prune.prune import assigning
+from lightning_prune.prune.kernels.arrays import is_binary
 from lightning_prune.prune.kernels.embeddings import renorm_rows
 from lightning_prune.prune.kernels.masking import zero_under
 from lightning_prune.prune.reading import (
@@ -218,21 +219,21 @@ def _followed(mask: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.empty_like(moved, dtype=torch.bool).copy_(mask)
 
 
-def put_mask(module: nn.Module, name: str, mask: Tensor) -> None:
-    """Stores a mask in the place of the one that is there."""
+def put_mask(module: nn.Module, name: str, mask: Tensor, binary: bool = False) -> None:
+    """Stores a mask in the place of the one that is there; ``binary``: it is known to hold 0 and 1 only."""
     if layouts_of(module)[name] is Layout.DOCUMENTED:
         module._buffers[f"{name}_mask"] = mask
-        note_softness(module, name)
+        note_softness(module, name, binary)
     else:
         module.__dict__["_kept_masks"][name] = mask.bool()
 
 
-def note_softness(module: nn.Module, name: str) -> None:
+def note_softness(module: nn.Module, name: str, binary: bool = False) -> None:
     """Has a tensor read as a product if its mask holds other values than 0 and 1, and as usual if not."""
     own, mask = module.__dict__["_own_reads"], module._buffers.get(f"{name}_mask")
     if layouts_of(module)[name] is not Layout.DOCUMENTED or type(mask) is not Tensor or mask.is_meta:
         return
-    soft = mask.dtype is not torch.bool and bool(((mask != 0) & (mask != 1)).any())
+    soft = not binary and not is_binary(mask)
     if soft and name not in own:
         set_own_read(module, name, Product(name))
     elif not soft and isinstance(own.get(name), Product):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 Array = Any  # a numpy array or a tensor
 
+_PART = 1 << 16
 _LARGE = 1 << 22  # bytes from which numpy asks the system for large pages
 _IN_NUMPY = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 _NUMPY_OF = {torch.bool: np.bool_, torch.uint8: np.uint8, torch.float32: np.float32, torch.float64: np.float64}
@@ -63,6 +64,23 @@ def as_bool(mask: Tensor) -> Tensor:
     found = empty_like(mask, torch.bool)
     np.not_equal(mask.numpy(), 0, out=found.numpy())
     return found
+
+
+def is_binary(mask: Tensor) -> bool:
+    """Whether a mask holds nothing but 0 and 1.
+
+    Example:
+        >>> is_binary(torch.tensor([1.0, 0.0])), is_binary(torch.tensor([1.0, 0.5]))
+        (True, False)
+    """
+    mask = mask.detach()
+    if mask.dtype is torch.bool or not mask.numel():
+        return True
+    if mask.dtype not in _IN_NUMPY or not _on_plain_cpu(mask):
+        return not bool(((mask != 0) & (mask != 1)).any())
+    rows = mask.view(1) if mask.dim() == 0 else mask
+    parts = torch.split(rows, max(1, _PART // max(1, rows[0].numel())))  # what is compared stays in the cache
+    return all(bool(((part == 0) | (part == 1)).all()) for part in (part.numpy() for part in parts))
 
 
 def as_numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_prune.prune.kernels.arrays import as_bool, as_numbers, empty_like
+from lightning_prune.prune.kernels.arrays import as_bool, as_numbers, empty_like, is_binary
 
 LARGE = {  # 4 MiB of booleans and more, for which the memory is another one
     "rows": torch.empty(2100, 2000),
@@ -43,6 +43,17 @@ def test_masks_in_other_dtypes(dtype: torch.dtype) -> None:
         assert numbers.dtype is dtype
         assert torch.equal(numbers, there.to(dtype))
         assert torch.equal(as_bool(numbers), there)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float32])
+def test_masks_of_other_values_are_told_from_binary_ones(dtype: torch.dtype) -> None:
+    for shape in ((), (3,), (70_000, 2), (2, 70_000)):
+        mask = (torch.rand(shape) < 0.5).to(dtype)
+        assert is_binary(mask)
+        mask.view(-1)[-1] = 2
+        assert not is_binary(mask)
+    assert is_binary(torch.empty(0, 3, dtype=dtype))
+    assert not is_binary(torch.tensor([0.0, torch.nan]))
 
 
 def test_a_mask_with_gradient_or_signs() -> None:
