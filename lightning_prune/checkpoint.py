@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from lightning_prune.prune.sharded.tensors import holders_of, is_sharded, local, split_dims, whole
 from lightning_prune.prune.whole_model import pruned_tensors
+
+METADATA = "_metadata"
+"""The attribute in which ``torch.nn.Module.state_dict`` gives the versions of modules."""
 
 
 def pack(mask: Tensor) -> Tensor:
@@ -83,6 +87,7 @@ def to_dense(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """A plain state dict from one that ``torch.nn.utils.prune`` or Lightning's ``ModelPruning`` wrote.
 
     Every pair ``name_orig``, ``name_mask`` becomes ``name``, with zeros under the mask, in the place of the first.
+    Dtypes, shared tensors and the versions of modules are kept.
 
     Args:
         state_dict: A state dict; pairs of keys that end in ``_orig`` and ``_mask`` are converted, others kept.
@@ -98,16 +103,19 @@ def to_dense(state_dict: Mapping[str, Any]) -> dict[str, Any]:
         {'weight': tensor([1., 0.])}
     """
     dense: dict[str, Any] = {}
+    shared: dict[tuple[Any, ...], Tensor] = {}
     for key, value in state_dict.items():
-        name = key.removesuffix("_orig")
-        if key.endswith("_orig") and f"{name}_mask" in state_dict:
-            mask = state_dict[f"{name}_mask"]
+        name, mask = _masked(state_dict, key)
+        if mask is not None:
             if mask.shape != value.shape:
                 raise ValueError(f"'{key}' has shape {tuple(value.shape)}, '{name}_mask' {tuple(mask.shape)}")
-            dense[name] = torch.where(mask != 0, value, 0)
-        elif not (key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in state_dict):
+            place = (*_memory(value), *_memory(mask))
+            if place not in shared:
+                shared[place] = _zeroed(value, mask)
+            dense[name] = shared[place]
+        elif not _is_mask(state_dict, key):
             dense[key] = value
-    return dense
+    return like(state_dict, dense)
 
 
 def to_pruned(state_dict: Mapping[str, Any], model: nn.Module | None = None) -> dict[str, Any]:
@@ -141,7 +149,64 @@ def to_pruned(state_dict: Mapping[str, Any], model: nn.Module | None = None) -> 
             pruned[f"{key}_mask"] = keep.to(value.real.dtype if value.is_complex() else value.dtype)
         else:
             pruned[key] = value
-    return pruned
+    return like(state_dict, pruned)
+
+
+def like(state_dict: Mapping[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    """A changed state dict with the versions of modules that the first one has.
+
+    ``torch.nn.Module.state_dict`` notes them beside the values, and modules upgrade states that older ones wrote.
+
+    Args:
+        state_dict: Where the versions are taken from, if it has some.
+        changed: Values by name.
+
+    Returns:
+        The values, in an ``OrderedDict`` with the versions if there are any.
+    """
+    versions = getattr(state_dict, METADATA, None)
+    return changed if versions is None else with_versions(changed, versions)
+
+
+def with_versions(state_dict: Mapping[str, Any], versions: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """A state dict with the versions of its modules.
+
+    Args:
+        state_dict: Values by name.
+        versions: For each module's name what ``torch.nn.Module.state_dict`` notes of it.
+    """
+    found = OrderedDict(state_dict)
+    setattr(found, METADATA, OrderedDict(versions))
+    return found
+
+
+def _masked(state_dict: Mapping[str, Any], key: Any) -> tuple[str, Tensor | None]:
+    """The plain name of an ``_orig`` and its mask, if the key is that of one."""
+    if not (isinstance(key, str) and key.endswith("_orig") and isinstance(state_dict[key], Tensor)):
+        return str(key), None
+    name = key.removesuffix("_orig")
+    mask = state_dict.get(f"{name}_mask")
+    return name, mask if isinstance(mask, Tensor) else None
+
+
+def _is_mask(state_dict: Mapping[str, Any], key: Any) -> bool:
+    if not (isinstance(key, str) and key.endswith("_mask") and isinstance(state_dict[key], Tensor)):
+        return False
+    return isinstance(state_dict.get(f"{key.removesuffix('_mask')}_orig"), Tensor)
+
+
+def _zeroed(value: Tensor, mask: Tensor) -> Tensor:
+    """In the dtype of the values; those of a byte as integers, since torch computes with few of them."""
+    kept = mask.view(torch.uint8) if mask.dtype.itemsize == 1 else mask
+    if value.dtype.itemsize == 1:
+        return value.view(torch.uint8).masked_fill(kept == 0, 0).view(value.dtype)
+    return value.masked_fill(kept == 0, 0)
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.layout != torch.strided or not tensor.numel():
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _has_zeros(value: Any) -> bool:

@@ -101,3 +101,57 @@ def test_half_precision_and_complex_masks_have_a_real_dtype(tmp_path: Path) -> N
     assert set(pruned) == {"a_orig", "a_mask", "b"}
     torch.save(pruned, tmp_path / "state.pt")
     assert torch.equal(to_dense(torch.load(tmp_path / "state.pt", weights_only=True))["a"], state["a"])
+
+
+class OldUnits(nn.Module):
+    """Counts in other units since version 2."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):  # type: ignore[no-untyped-def]
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}linear.weight"] = state_dict[f"{prefix}linear.weight"] * 100
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+def test_versions_of_modules_are_kept_both_ways() -> None:
+    model, fresh = OldUnits(), OldUnits()
+    torch_prune.l1_unstructured(model.linear, "weight", 5)
+    state = to_dense(model.state_dict())
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh.linear.weight, model.linear.weight)
+    fresh.load_state_dict(to_dense(to_pruned(state)))
+    assert torch.equal(fresh.linear.weight, model.linear.weight)
+
+
+def test_tied_pruned_weights_stay_one_tensor() -> None:
+    weight, mask = torch.randn(4, 4), torch.eye(4)
+    state = {f"{name}.weight_{kind}": t for name in "ab" for kind, t in (("orig", weight), ("mask", mask))}
+    dense = to_dense(state)
+    assert dense["a.weight"] is dense["b.weight"]
+    other = to_dense({**state, "b.weight_mask": 1 - mask})
+    assert torch.equal(other["a.weight"] + other["b.weight"], weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float8_e4m3fn, torch.float16, torch.int64])
+def test_dtypes_are_kept(dtype: torch.dtype) -> None:
+    weight = torch.ones(2, 2).to(dtype)
+    dense = to_dense({"a_orig": weight, "a_mask": torch.eye(2).to(dtype)})["a"]
+    assert dense.dtype == dtype
+    assert torch.equal(dense.to(torch.float32), torch.eye(2))
+
+
+def test_what_is_no_pair_of_tensors_is_kept() -> None:
+    state = {
+        "a_orig": torch.ones(2),
+        "a_mask": "none",
+        3: 4,
+        "b_mask": torch.ones(1),
+        "c_orig": 5,
+        "c_mask": torch.ones(1),
+    }
+    assert to_dense(state) == state

@@ -90,3 +90,58 @@ def test_as_a_module(tmp_path):
     command = [sys.executable, "-m", "lightning_prune", "show", "file.pt"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, line_of(done.stdout, "weight")[2:4]) == (0, ["4", "2"])
+
+
+def test_compress_and_dense_are_inverse(tmp_path, capsys):
+    model, path = fit(tmp_path, PruningCallback(amount=60, verbose=False))
+    small, out = tmp_path / "small.ckpt", tmp_path / "out.ckpt"
+    assert main(["compress", str(path), str(small)]) == 0
+    assert f"small.ckpt written: {small.stat().st_size:,} bytes" in capsys.readouterr().out
+    assert main(["show", str(small), "-p", "layer.weight"]) == 0
+    assert line_of(capsys.readouterr().out, "layer.weight")[2:4] == ["64", "60"]
+    assert main(["dense", str(small), str(out)]) == 0
+    assert torch.equal(BoringModel.load_from_checkpoint(out).layer.weight, model.layer.weight)
+
+
+def test_compress_says_that_masks_cost_room(tmp_path, capsys):
+    _, path = fit(tmp_path, TorchPruning())
+    assert main(["compress", str(path), str(tmp_path / "small.ckpt")]) == 0
+    assert "it holds masks: 'dense' first makes it smaller" in capsys.readouterr().out
+
+
+def test_the_key_that_was_taken_is_said(tmp_path, capsys):
+    state = {"fc.weight": torch.eye(3)}
+    contents = {"ema": {"module": state}, "model_state_dict": state, "optimizer_state_dict": {}, "loss": torch.ones(())}
+    torch.save(contents, tmp_path / "file.pt")
+    assert main(["show", str(tmp_path / "file.pt")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("file.pt ['model_state_dict']\n")
+    assert line_of(out, "total")[1:3] == ["9", "6"]
+    assert out.endswith("another state dict with these names: 'ema.module'\n")
+
+
+def test_names_are_shown_escaped(tmp_path, capsys):
+    torch.save({"a\x1b[2J\nb.weight": torch.ones(2, 2).to_sparse()}, tmp_path / "bad.pt")
+    torch.save({"a\x1b[2J\nb.weight": torch.eye(2)}, tmp_path / "good.pt")
+    assert main(["show", str(tmp_path / "bad.pt")]) == 1
+    assert main(["show", str(tmp_path / "good.pt")]) == 0
+    out, err = capsys.readouterr()
+    assert "a\\x1b[2J\\nb.weight" in out
+    assert "a\\x1b[2J\\nb.weight" in err
+    assert "\x1b" not in out + err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["dense", "compress"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none/out.pt", "there is no folder"), ("x" * 300, "File name too long"), ("folder", "is a folder")],
+)
+def test_places_that_cannot_be_written_are_one_line(tmp_path, capsys, command, name, message):
+    (tmp_path / "folder").mkdir()
+    torch.save({"a": torch.ones(2, 2)}, tmp_path / "in.pt")
+    assert main([command, str(tmp_path / "in.pt"), str(tmp_path / name), "--overwrite"]) == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.pt"]

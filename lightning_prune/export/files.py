@@ -1,87 +1,160 @@
-"""Checkpoint files: read without executing code, shown as modules, made dense."""
+"""Checkpoint files of any kind: read without executing code, shown as modules, written again."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import pickle
-from collections.abc import Mapping
-from typing import Any
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from lightning_prune.checkpoint import to_dense
+from lightning_prune.export.extras import safetensors_torch
+from lightning_prune.export.finding import Found, Keys, find_state_dict, state_dicts
+from lightning_prune.export.packing import require_plain
+from lightning_prune.export.sparse_files import is_sparse_file, load_sparse, opened, save_sparse
+from lightning_prune.export.writing import replacing
 
 _NO_FILE = "is not a file that torch.save wrote, or it is damaged"
 _STATISTICS = ("running_mean", "running_var")
+_DEEPEST = 100  # modules in modules; torch walks through them by recursion
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads a file that ``torch.save`` wrote, tensors and plain values only, onto the CPU.
+    """Reads a checkpoint, tensors and plain values only, onto the CPU.
 
     Args:
-        path: The file.
+        path: A file that ``torch.save``, :func:`lightning_prune.export.save_sparse` or safetensors wrote, or the folder
+            of a distributed checkpoint, of which the model's state dict is read.
 
     Returns:
-        Its contents: a state dict, or a checkpoint with one under ``"state_dict"``.
+        Its contents: a state dict, or a checkpoint with one in it.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it is not such a file, holds other objects (which are not loaded, since that could run code),
-            or holds no tensors.
+            or holds no state dict.
+        MemoryError: If there is not enough memory.
     """
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"there is no file '{path}'")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"'{path}' {_refusal(error)}") from None
-    except Exception as error:  # what bytes that are no file of torch lead to is anybody's guess
-        raise ValueError(f"'{path}' {_NO_FILE}") from error
-    if not isinstance(found, Mapping) or not any(isinstance(value, Tensor) for value in _state_of(found).values()):
-        raise ValueError(
-            f"'{path}' holds no state dict: wanted are tensors by name, or a Lightning checkpoint with 'state_dict'; "
-            f"found was {_describe(found)}"
-        )
-    return dict(found)
+    with _about(path):
+        found = _read(path)
+        find_state_dict(found)
+    return found  # type: ignore[no-any-return]
 
 
-def load_state_dict(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The state dict of a file, dense: zeros under the masks of ``torch.nn.utils.prune``.
+def load_state_dict(path: str | os.PathLike[str]) -> Found:
+    """The state dict of a checkpoint, dense: zeros under the masks of ``torch.nn.utils.prune``.
 
     Args:
         path: As for :func:`load`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: As for :func:`load`.
+        ValueError: As for :func:`load`, and if a tensor is not a plain dense one.
     """
-    return to_dense(_state_of(load(path)))
+    found = find_state_dict(load(path))
+    with _about(path):
+        for name, value in found.state.items():
+            if isinstance(value, Tensor):
+                _require_own_memory(name, value)
+    return Found(to_dense(found.state), found.keys, found.others)
 
 
-def make_dense(source: str | os.PathLike[str], destination: str | os.PathLike[str], overwrite: bool = False) -> int:
-    """Writes a file again without masks; everything but the state dict stays as it is.
+@dataclass(frozen=True)
+class Converted:
+    """What :func:`make_dense` did.
+
+    Attributes:
+        masks: How many tensors had a mask.
+        keys: The keys that lead to the state dicts that had some; of one without masks, to the one that was found.
+    """
+
+    masks: int
+    keys: tuple[Keys, ...]
+
+
+def make_dense(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], overwrite: bool = False
+) -> Converted:
+    """Writes a checkpoint again without masks, as ``torch.save`` does; everything but state dicts stays as it is.
 
     Args:
-        source: A file with the masks of ``torch.nn.utils.prune`` or of Lightning's ``ModelPruning``.
-        destination: The new file. It appears whole or not at all.
+        source: A file as for :func:`load`: with the masks of ``torch.nn.utils.prune`` or of Lightning's
+            ``ModelPruning`` in one or several state dicts, or without.
+        destination: The new file, of safetensors if its name ends so. It appears whole or not at all.
         overwrite: Whether it may exist.
-
-    Returns:
-        The number of tensors that had a mask.
 
     Raises:
         FileNotFoundError: If there is no such file.
         FileExistsError: If the new file exists.
         ValueError: As for :func:`load`.
+        OSError: If the new file cannot be written.
+    """
+    require_new(destination, overwrite)
+    contents, masks, keys = load(source), 0, []
+    for path, state in list(state_dicts(contents)) or [((), contents)]:
+        dense = to_dense(state)
+        if len(dense) < len(state):
+            contents, masks = _with(contents, path, dense), masks + len(state) - len(dense)
+            keys.append(path)
+    save(contents, destination)
+    return Converted(masks, tuple(keys) or (find_state_dict(contents).keys,))
+
+
+def make_sparse(source: str | os.PathLike[str], destination: str | os.PathLike[str], overwrite: bool = False) -> Found:
+    """Writes a checkpoint again by :func:`lightning_prune.export.save_sparse`.
+
+    Args:
+        source: A file as for :func:`load`.
+        destination: The new file. It appears whole or not at all.
+        overwrite: Whether it may exist.
+
+    Returns:
+        The state dict that was found in it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        FileExistsError: If the new file exists.
+        ValueError: As for :func:`load`.
+        OSError: If the new file cannot be written.
+    """
+    require_new(destination, overwrite)
+    contents = load(source)
+    save_sparse(contents, destination)
+    return find_state_dict(contents)
+
+
+def require_new(destination: str | os.PathLike[str], overwrite: bool) -> None:
+    """Refuses a file that exists, a link to one too, unless it may be overwritten.
+
+    Raises:
+        FileExistsError: If it exists.
     """
     if os.path.exists(destination) and not overwrite:
-        raise FileExistsError(f"'{destination}' exists; choose another name or ask to overwrite it")
-    found = load(source)
-    pruned = _state_of(found)
-    dense = to_dense(pruned)
-    _save({**found, "state_dict": dense} if pruned is not found else dense, destination)
-    return len(pruned) - len(dense)
+        raise FileExistsError(f"'{os.fspath(destination)}' exists; choose another name or ask to overwrite it")
+
+
+def save(contents: Mapping[str, Any], destination: str | os.PathLike[str]) -> None:
+    """Writes by ``torch.save``, or by safetensors to a name that ends in ``.safetensors``, whole or not at all.
+
+    Raises:
+        ValueError: If safetensors cannot hold the contents.
+        OSError: If the file cannot be written.
+    """
+    if os.fspath(destination).endswith(".safetensors"):
+        _save_safetensors(contents, destination)
+        return
+    with replacing(destination) as temporary, open(temporary, "wb") as file:
+        remembering = _Remembering(file)
+        torch.save(contents, remembering)  # type: ignore[arg-type]
+        if remembering.error is not None:
+            raise remembering.error
 
 
 def module_of(state_dict: Mapping[str, Any]) -> nn.Module:
@@ -89,7 +162,7 @@ def module_of(state_dict: Mapping[str, Any]) -> nn.Module:
 
     Args:
         state_dict: Values by full name. Integers, values that are no tensors and the running statistics of norms are
-            left out.
+            left out. Floats of a byte, of which torch counts no zeros, become 32-bit ones.
 
     Example:
         >>> [name for name, _ in module_of({"0.weight": torch.ones(2, 2), "epoch": 3}).named_parameters()]
@@ -98,7 +171,7 @@ def module_of(state_dict: Mapping[str, Any]) -> nn.Module:
     root = nn.Module()
     shared: dict[tuple[Any, ...], nn.Parameter] = {}
     for full_name, value in state_dict.items():
-        *path, name = full_name.split(".")
+        *path, name = str(full_name).split(".", _DEEPEST)
         if not isinstance(value, Tensor) or name in _STATISTICS:
             continue
         if not (value.is_floating_point() or value.is_complex()):
@@ -107,14 +180,133 @@ def module_of(state_dict: Mapping[str, Any]) -> nn.Module:
         for part in path:
             # Not add_module: a layer may be called as a method of nn.Module is.
             module = module._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
-        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride())
-        module._parameters[name] = shared.setdefault(place, nn.Parameter(value, requires_grad=False))
+        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if place not in shared:
+            shared[place] = nn.Parameter(value.float() if value.dtype.itemsize == 1 else value, requires_grad=False)
+        module._parameters[name] = shared[place]
     return root
 
 
-def _state_of(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    state = found.get("state_dict")
-    return state if isinstance(state, Mapping) else found
+@contextlib.contextmanager
+def _about(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says of which file an error is."""
+    name = f"'{os.fspath(path)}'"
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(str(error) if str(error).startswith(name) else f"{name} {error}") from None
+
+
+def _read(path: str | os.PathLike[str]) -> Any:
+    if os.path.isdir(path):
+        return _read_folder(path)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file '{os.fspath(path)}'")
+    if _is_safetensors(path):
+        return load_sparse(path) if is_sparse_file(path) else _read_safetensors(path)
+    _require_no_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(_refusal(error)) from None
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # what bytes that are no file of torch lead to is anybody's guess
+        if "allocate memory" in str(error) or "not enough memory" in str(error):
+            raise MemoryError(f"there is not enough memory for '{os.fspath(path)}'") from None
+        raise ValueError(_NO_FILE) from error
+
+
+def _read_folder(path: str | os.PathLike[str]) -> dict[str, Any]:
+    from lightning_prune.export.folders import is_distributed, load_folder
+
+    if not is_distributed(path):
+        raise ValueError("is a folder, and not a distributed checkpoint: it has no file '.metadata'")
+    return load_folder(path)
+
+
+def _is_safetensors(path: str | os.PathLike[str]) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") < os.path.getsize(path)
+
+
+def _read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
+
+
+def _require_no_archive(path: str | os.PathLike[str]) -> None:
+    """Torch stores tensors as they are: a zip file that is larger inside is none of its files."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return
+    inside, outside = sum(entry.file_size for entry in entries), os.path.getsize(path)
+    if inside > outside:
+        raise ValueError(f"has {outside:,} bytes and {inside:,} when it is unpacked; torch.save compresses nothing")
+    if any(entry.filename.endswith("/constants.pkl") for entry in entries):
+        raise ValueError("is a TorchScript archive, a program; save its state_dict() with torch.save")
+
+
+def _require_own_memory(name: str, value: Tensor) -> None:
+    try:
+        require_plain(value)
+    except ValueError as error:
+        raise ValueError(f"has a tensor '{name}' of which no zeros can be counted: {error}") from None
+    size, memory = value.numel() * value.dtype.itemsize, value.untyped_storage().nbytes()
+    if size > memory:
+        raise ValueError(
+            f"has a tensor '{name}' of shape {tuple(value.shape)} that is expanded: {memory:,} bytes stand for {size:,}"
+        )
+
+
+def _save_safetensors(contents: Mapping[str, Any], destination: str | os.PathLike[str]) -> None:
+    others = [name for name, value in contents.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ValueError(f"safetensors files hold tensors only, and '{others[0]}' is none; choose another name")
+    # Copies: safetensors holds no tensors that share memory.
+    copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in contents.items()}
+    with replacing(destination) as temporary:
+        try:
+            safetensors_torch().save_file(copies, temporary, {"format": "pt"})
+        except Exception as error:  # safetensors has one class for all errors
+            raise OSError(f"'{os.fspath(destination)}' could not be written: {error}") from error
+
+
+def _with(contents: Mapping[str, Any], keys: Keys, state: Mapping[str, Any]) -> Any:
+    """The contents with another state dict at a place; nothing is changed."""
+    if not keys:
+        return state
+    changed: Any = copy.copy(contents)
+    place = next(key for key in contents if str(key) == keys[0])
+    changed[place] = _with(contents[place], keys[1:], state)
+    return changed
+
+
+class _Remembering:
+    """A file that remembers the error of a write: torch ends the process where it may not go on."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        """Writes, as long as that works."""
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        try:
+            self.file.flush()
+        except OSError as error:
+            self.error = self.error or error
 
 
 def _refusal(error: Exception) -> str:
@@ -126,21 +318,3 @@ def _refusal(error: Exception) -> str:
         "holds more than tensors and plain values, and is not loaded since that could run code in it. Save it again "
         f"without such objects (in a Lightning checkpoint often hyper-parameters). torch says: {reason}"
     )
-
-
-def _describe(found: Any) -> str:
-    if not isinstance(found, Mapping):
-        return f"a {type(found).__name__}"
-    return f"a mapping with {', '.join(map(repr, list(found)[:8])) or 'nothing in it'}"
-
-
-def _save(contents: Mapping[str, Any], destination: str | os.PathLike[str]) -> None:
-    folder = os.path.dirname(os.path.abspath(destination))
-    temporary = os.path.join(folder, f".{os.path.basename(destination)}.{os.getpid()}.part")
-    try:
-        torch.save(contents, temporary)
-        os.replace(temporary, destination)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise

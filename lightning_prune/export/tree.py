@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_prune.checkpoint import METADATA, with_versions
+
 _PAIRS: dict[str, Callable[[list[tuple[Any, Any]]], Any]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
@@ -27,10 +29,6 @@ _TYPES: dict[type, str] = {
     **{dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter", defaultdict: "defaultdict"},
     **{tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque", torch.Size: "Size"},
 }
-
-
-METADATA = "_metadata"
-"""The attribute in which ``torch.nn.Module.state_dict`` gives the versions of modules."""
 
 
 class NotPlainError(ValueError):
@@ -100,18 +98,6 @@ def decode(node: Any, tensors: Callable[[int], Tensor]) -> Any:
     if kind in _ITEMS:
         return _ITEMS[kind]([decode(item, tensors) for item in content])
     return _decode_word(kind, content)
-
-
-def with_versions(state: Mapping[str, Any], versions: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """A state dict with the versions of its modules, by which modules upgrade states that older ones wrote.
-
-    Args:
-        state: Values by name.
-        versions: For each module's name what ``torch.nn.Module.state_dict`` notes of it.
-    """
-    found = OrderedDict(state)
-    setattr(found, METADATA, OrderedDict(versions))
-    return found
 
 
 def describe(value: Any) -> str:

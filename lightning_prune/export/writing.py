@@ -45,7 +45,7 @@ def replacing(destination: str | os.PathLike[str]) -> Iterator[str]:
     _sweep(folder, start)
     temporary = os.path.join(folder, f"{start}{os.getpid()}-{threading.get_ident()}.part")
     try:
-        mode = _create(temporary, target)
+        mode = _create(temporary, target, destination)
         yield temporary
         _flush(temporary, mode)
         os.replace(temporary, target)
@@ -62,14 +62,14 @@ def _require_place(target: str, folder: str) -> None:
         raise FileNotFoundError(f"there is no folder '{folder}'")
 
 
-def _create(temporary: str, target: str) -> int:
+def _create(temporary: str, target: str, destination: str | os.PathLike[str]) -> int:
     """Creates the empty file; of an existing one nobody else may read the new contents earlier than the old ones."""
+    old = os.stat(target) if os.path.exists(target) else None
     try:
-        mode = stat.S_IMODE(os.stat(target).st_mode)
-        opened = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    except FileNotFoundError:
-        opened = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666)
-        mode = stat.S_IMODE(os.fstat(opened).st_mode)
+        opened = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o666 if old is None else 0o600)
+    except OSError as error:  # the name that was asked for says more than that of the temporary file
+        raise OSError(error.errno, error.strerror, os.fspath(destination)) from None
+    mode = stat.S_IMODE((os.fstat(opened) if old is None else old).st_mode)
     os.close(opened)
     return mode
 

@@ -41,19 +41,22 @@ def read_csv(path: str | os.PathLike[str], prefix: str = "", unit: Clock = "epoc
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it has no sparsity, or ``unit`` is another word.
+        ValueError: If it has no sparsity, no column of the unit or something else than numbers in them, or ``unit`` is
+            another word.
     """
     if unit not in ("step", "epoch"):
         raise ValueError(f"unit should be 'step' or 'epoch', got {unit!r}")
     path = os.path.join(path, "metrics.csv") if os.path.isdir(path) else path
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     key = f"{prefix}sparsity"
-    columns = {name: _points(rows, name, unit) for name in (rows[0] if rows else ()) if name.startswith(key)}
-    if not columns.get(key):
-        raise ValueError(
-            f"'{os.fspath(path)}' has no values of '{key}'; its columns are {', '.join(rows[0] if rows else ())}"
-        )
+    names = [name for name in (rows[0] if rows else ()) if name is not None]  # None: what a row has too much
+    if unit not in names or key not in names:
+        missing = key if key not in names else unit
+        raise ValueError(f"'{os.fspath(path)}' has no values of '{missing}'; its columns are {', '.join(names)}")
+    columns = {name: _points(rows, name, unit) for name in names if name == key or name.startswith(f"{key}/")}
+    if not columns[key]:
+        raise ValueError(f"'{os.fspath(path)}' has no values of '{key}'; its columns are {', '.join(names)}")
     whole, target = columns.pop(key), columns.pop(f"{key}/target", ())
     return History(unit, whole, target, {name.removeprefix(f"{key}/"): points for name, points in columns.items()})
 
@@ -81,4 +84,4 @@ def of_events(events: Sequence[PruningEvent], sizes: Mapping[str, int], unit: Cl
 
 
 def _points(rows: Sequence[Mapping[str, str]], name: str, unit: str) -> Points:
-    return tuple((int(row[unit]), float(row[name])) for row in rows if row[name] and row[unit])
+    return tuple((int(row[unit]), float(row[name])) for row in rows if row.get(name) and row.get(unit))

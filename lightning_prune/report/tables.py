@@ -104,7 +104,7 @@ class Summary:
         lines = [_COLUMNS, *_cells(self, limit), *_totals(self)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
         table = ["  ".join(_aligned(line, widths)).rstrip() for line in lines]
-        return "\n".join([*([self.title] if self.title else []), *table, *self.notes])
+        return "\n".join([*([printable(self.title)] if self.title else []), *table, *self.notes])
 
     def __rich__(self) -> Table:
         """The same as a rich table."""
@@ -121,7 +121,7 @@ class Summary:
         from rich.text import Text
 
         caption = Text("\n".join(self.notes)) if self.notes else None
-        table = Table(title=self.title or None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=printable(self.title) or None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.title_justify = table.caption_justify = "left"
         # On a narrow terminal names are folded; numbers stay whole as long as there is room for them.
         table.add_column(_COLUMNS[0], overflow="fold", min_width=8)
@@ -141,10 +141,12 @@ def summary(
     """What is zero in a model or a checkpoint file.
 
     Args:
-        source: Any module (dense, pruned, or with its pruning made permanent), or a file that ``torch.save`` or
-            Lightning wrote, with or without the masks of ``torch.nn.utils.prune`` or ``ModelPruning``, or one of
-            :func:`lightning_prune.export.save`, whose kept channels are then listed too. Of a file only
-            tensors and plain values are read: code in it is never executed.
+        source: Any module (dense, pruned, or with its pruning made permanent), or a file that ``torch.save``,
+            Lightning, ``lightning_prune.export.save_sparse`` or safetensors wrote, or the folder of a distributed
+            checkpoint, with or without the masks of ``torch.nn.utils.prune`` or ``ModelPruning``. Its state dict is
+            found by what it holds; the title says under which key, unless that is Lightning's own. Of a file
+            of :func:`lightning_prune.export.save` the kept channels are listed too. Only tensors and plain values are
+            read: code is never executed.
         parameters: Which tensors, as for :func:`lightning_prune.metrics.sparsity`; all parameters by default. In a
             file they are told by their names alone, and running statistics of norms are left out.
         exclude: Which tensors not.
@@ -169,8 +171,11 @@ def summary(
         tensors, about = read(source)
         rows = rows_of(chosen(module_of(tensors), parameters, exclude))
         return Summary(rows, os.path.basename(source), tuple(kept_lines(about)))
-    model = module_of(load_state_dict(source))
-    return Summary(rows_of(chosen(model, parameters, exclude)), os.path.basename(source))
+    found = load_state_dict(source)
+    model = module_of(found.state)
+    place = f" ['{'.'.join(found.keys)}']" if found.keys not in ((), ("state_dict",)) else ""
+    notes = tuple(f"another state dict with these names: '{'.'.join(keys)}'" for keys in found.others)
+    return Summary(rows_of(chosen(model, parameters, exclude)), f"{os.path.basename(source)}{place}", notes)
 
 
 def start(model: nn.Module, targets: Sequence[Target], plan: str) -> Summary:
@@ -213,6 +218,19 @@ def show(table: Summary, file: TextIO | None = None, limit: int | None = 40) -> 
         console.print(table.table(limit))
 
 
+def printable(text: str) -> str:
+    r"""Text with escapes in place of what a terminal would not show, or would obey.
+
+    Args:
+        text: Any text, such as a name from a file.
+
+    Example:
+        >>> printable("layer\x1b[2J.weight")
+        'layer\\x1b[2J.weight'
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def rows_of(targets: Iterable[Target]) -> tuple[Row, ...]:
     """One row for each target, by the values that the forward sees."""
     return tuple(_row(target, value_of(target)) for target in targets)
@@ -249,7 +267,15 @@ def _cells(table: Summary, limit: int | None) -> list[tuple[str, ...]]:
 def _line(table: Summary, row: Row) -> tuple[str, ...]:
     shape = "x".join(map(str, row.shape)) or "scalar"
     dead = "-" if row.channels is None else f"{row.dead_channels:,}/{row.channels:,}"
-    return row.name, shape, f"{row.weights:,}", f"{row.zeros:,}", f"{row.sparsity:.2%}", dead, f"{table.share(row):.2%}"
+    return (
+        printable(row.name),
+        shape,
+        f"{row.weights:,}",
+        f"{row.zeros:,}",
+        f"{row.sparsity:.2%}",
+        dead,
+        f"{table.share(row):.2%}",
+    )
 
 
 def _totals(table: Summary) -> list[tuple[str, ...]]:

@@ -42,3 +42,16 @@ def test_of_events():
     ]
     tensors = {"a": ((2, 0.25), (5, 0.5)), "b": ((2, 0.0), (5, 0.0))}
     assert of_events(events, {"a": 4, "b": 4}, "step") == History("step", ((2, 0.125), (5, 0.25)), (), tensors)
+
+
+def test_only_columns_of_sparsity_are_taken(tmp_path):
+    text = "epoch,step,sparsity,sparsity_loss,sparsity/a\n0,9,0.5,7.0,0.25\n1,19,0.6,7.0,0.5,stray,cells\n2,29\n"
+    (tmp_path / "metrics.csv").write_text(text, encoding="utf-8-sig")  # with the mark that spreadsheets write
+    assert read_csv(tmp_path) == History("epoch", ((0, 0.5), (1, 0.6)), (), {"a": ((0, 0.25), (1, 0.5))})
+
+
+def test_a_file_without_a_column_of_the_unit_is_an_error(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,sparsity\n9,0.5\n")
+    assert read_csv(tmp_path, unit="step").sparsity == ((9, 0.5),)
+    with pytest.raises(ValueError, match=r"has no values of 'epoch'; its columns are step, sparsity"):
+        read_csv(tmp_path)
