@@ -122,9 +122,7 @@ class PruningRun:
     @property
     def units(self) -> int:
         """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
-        if not self.pruner.recipe.structured:
-            return 1
-        return sum(t.parameter.numel() // t.parameter.shape[self.pruner.recipe.channel_dim(t)] for t in self.targets)
+        return self.pruner.granularity.slack(self.targets)
 
     def start(self, keep_zeros: bool = False, take: bool = True) -> None:
         """Gives all targets that are pruned already the layout of this run, at the start of training.

@@ -71,7 +71,7 @@ class Masking:
         for target in run.targets:
             saved = dict(state["tensors"][target.name])
             if "bits" in saved:
-                dim = self.pruner.recipe.channel_dim(target) if self.pruner.recipe.structured else None
+                dim = self.pruner.granularity.dim(target)
                 mask = unpack(saved["bits"], saved["shape"])
                 saved["bits"] = pack(_permuted(mask, dim, _generator(f"{run.seed}:{state['events']}:{target.name}")))
             tensors[target.name] = saved

@@ -16,9 +16,10 @@ from lightning_prune.prune.kernels.channels import Living, living, spread
 from lightning_prune.prune.kernels.masking import kept
 from lightning_prune.prune.kernels.norms import channel_norms
 from lightning_prune.prune.kernels.random import random_keep_masks
+from lightning_prune.prune.kernels.signed import signed_keep_masks
 from lightning_prune.prune.kernels.smallest import keep_masks
 from lightning_prune.prune.sharded.channels import channel_sums, sharded_channel_norms
-from lightning_prune.prune.sharded.masks import magnitude_masks, random_masks
+from lightning_prune.prune.sharded.masks import magnitude_masks, random_masks, signed_masks
 from lightning_prune.prune.sharded.ranks import from_rank_0
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded, local, whole
 
@@ -63,9 +64,13 @@ class RankedUnstructured(NativeMethod):
 
     Args:
         amount: Fraction in [0, 1] of the entries still unpruned, or a count.
+
+    Attributes:
+        signed: Whether scores are ranked with their signs, negative ones first, instead of by their magnitudes.
     """
 
     PRUNING_TYPE = "unstructured"
+    signed: bool = False
 
     def __init__(self, amount: int | float) -> None:
         self.amount = canonical_amount(amount)
@@ -111,7 +116,13 @@ class L1Unstructured(RankedUnstructured):
 
     Args:
         amount: Fraction in [0, 1] of the entries still unpruned, or a count.
+        signed: Drop the smallest with their signs instead, negative ones first: for importance scores that have signs.
     """
+
+    def __init__(self, amount: int | float, signed: bool = False) -> None:
+        super().__init__(amount)
+        if signed:  # only then, so that the method is shown and compared as one without
+            self.signed = True
 
     def _drop(
         self,
@@ -121,8 +132,8 @@ class L1Unstructured(RankedUnstructured):
         names: Sequence[str] | None,
     ) -> list[Tensor]:
         if any(map(is_sharded, scores)):
-            return magnitude_masks(scores, count, alive, names)
-        return keep_masks(scores, count, alive=alive, names=names)
+            return (signed_masks if self.signed else magnitude_masks)(scores, count, alive, names)
+        return (signed_keep_masks if self.signed else keep_masks)(scores, count, alive=alive, names=names)
 
 
 class RandomUnstructured(RankedUnstructured):
@@ -164,7 +175,10 @@ class RankedStructured(NativeMethod):
         self.dim = dim
 
     def channel_scores(self, t: Tensor) -> Tensor:
-        """Importance score of each channel of ``t``: one value each, 1-d of length ``t.shape[dim]``."""
+        """Importance score of each channel of ``t``: one value each, 1-d of length ``t.shape[dim]``.
+
+        Channels with the smallest scores go first, negative ones before others.
+        """
         raise NotImplementedError
 
     def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
@@ -178,7 +192,7 @@ class RankedStructured(NativeMethod):
         count = compute_nparams_to_prune(self.amount, number)
         whole = left is None or left.whole
         scores = self._living_scores(t, alive, whole)
-        channels = keep_masks([scores], count, alive=[left and left.any], names=["channel scores"])[0]
+        channels = signed_keep_masks([scores], count, alive=[left and left.any], names=["channel scores"])[0]
         mask = spread(channels, dim, t)
         return mask if whole or alive is None else mask.logical_and_(alive)
 
@@ -189,7 +203,7 @@ class RankedStructured(NativeMethod):
         validate_pruning_amount(self.amount, number)
         scores = scores_of_channels(self, torch.where(alive, t, 0))
         count = compute_nparams_to_prune(self.amount, number)
-        channels = keep_masks([scores], count, alive=[left], names=["channel scores"])[0]
+        channels = signed_keep_masks([scores], count, alive=[left], names=["channel scores"])[0]
         shape = [-1 if d == dim else 1 for d in range(t.dim())]
         return alive & cut(channels.view(shape).expand(t.shape), t)
 
@@ -210,7 +224,8 @@ class LnStructured(RankedStructured):
 
     Args:
         amount: Fraction in [0, 1] of the channels that still have an unpruned entry, or a count of channels.
-        n: Norm: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``.
+        n: Norm: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``; or ``"sum"``, the plain sum, for scores
+            that have signs.
         dim: Dimension that counts the channels, the last by default. Output channels are dim 0 of Linear and
             Conv layers and dim 1 of ConvTranspose layers.
     """
@@ -220,11 +235,14 @@ class LnStructured(RankedStructured):
         self.n = n
 
     def channel_scores(self, t: Tensor) -> Tensor:
-        """The Ln norm of each channel."""
+        """The Ln norm of each channel, or its sum."""
+        if self.n == "sum":
+            dim = require_channels(t, self.dim)
+            return t.sum([d for d in range(t.dim()) if d != dim])
         return channel_norms(t, self.n, self.dim)
 
     def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
-        if type(self).channel_scores is not LnStructured.channel_scores:
+        if type(self).channel_scores is not LnStructured.channel_scores or self.n == "sum":
             return super()._living_scores(t, alive, whole)
         return channel_norms(t, self.n, self.dim, None if whole else alive)
 
@@ -269,7 +287,7 @@ def scores_of_channels(method: RankedStructured, t: Tensor) -> Tensor:
     if native is RandomStructured.channel_scores:  # reads the shape only
         return from_rank_0(method.channel_scores(t))
     norms = None
-    if isinstance(method, LnStructured) and native is LnStructured.channel_scores:
+    if isinstance(method, LnStructured) and native is LnStructured.channel_scores and method.n != "sum":
         norms = sharded_channel_norms(local(t), t, method.n, method.dim % t.dim())
     return method.channel_scores(whole(t)) if norms is None else norms
 

@@ -18,12 +18,18 @@ from lightning_prune.prune.arguments import one_of
 from lightning_prune.pruner.normalization import Normalization
 from lightning_prune.targets.names import listing, matching, near
 
-Scope = Literal["local", "global", "erk"]
+Scope = Literal["local", "global", "erk", "row"]
 
 
 @dataclass(frozen=True)
 class TensorSize:
-    """Full name and shape of a tensor that is pruned.
+    """Full name and shape of a tensor that is pruned, and in which units.
+
+    Attributes:
+        name: Full name.
+        shape: Shape.
+        unit: Weights that go as one, such as those of a channel.
+        limit: The most of its units that may go, whatever the budget says; all by default.
 
     >>> TensorSize("conv.weight", (8, 3, 3, 3)).numel
     216
@@ -31,11 +37,18 @@ class TensorSize:
 
     name: str
     shape: tuple[int, ...]
+    unit: int = 1
+    limit: int | None = None
 
     @property
     def numel(self) -> int:
         """Number of its weights."""
         return math.prod(self.shape)
+
+    @property
+    def units(self) -> int:
+        """Number of its units."""
+        return self.numel // self.unit
 
 
 def apportion(total: int, ideal: Sequence[float], low: Sequence[int], high: Sequence[int]) -> list[int]:
@@ -104,8 +117,8 @@ class Budget:
     """How many zeros each tensor has after an event.
 
     Args:
-        scope: ``"local"``: every tensor to the target; ``"erk"``: the Erdos-Renyi-kernel rule; ``"global"``:
-            one ranking over all tensors decides, within `bounds`.
+        scope: ``"local"``: every tensor to the target; ``"row"``: every output of every tensor; ``"erk"``: the
+            Erdos-Renyi-kernel rule; ``"global"``: one ranking over all tensors decides, within `bounds`.
         overrides: Share of zeros at the schedule's end, by full name, name of a layer or glob; 0.0 leaves it
             alone. Names beat globs, inner ones outer ones; of several globs that match, the last one counts.
             With an ``amount`` instead of a schedule: the tensor's own amount.
@@ -189,7 +202,7 @@ class Budget:
         _check_zeros(sizes, zeros_now)
         shares = self.override_shares([size.name for size in sizes])
         progress = target / final if final else 1.0
-        low, high = [*zeros_now], [max(self.cap(s.numel), z) for s, z in zip(sizes, zeros_now, strict=True)]
+        low, high = [*zeros_now], [max(self._most(s), z) for s, z in zip(sizes, zeros_now, strict=True)]
         for i, share in shares.items():
             low[i] = high[i] = min(max(round(share * progress * sizes[i].numel), low[i]), high[i])
         self._check_reachable(sizes, round(target * sum(size.numel for size in sizes)), low, high)
@@ -205,6 +218,11 @@ class Budget:
             return max(units - 1, 0)
         # 0.29 * 100 is below 29 in floats; the share is meant as it is written.
         return math.floor(Fraction(str(self.max_sparsity)) * units)
+
+    def _most(self, size: TensorSize) -> int:
+        """The most zeros that whole units of a tensor can give."""
+        most = self.cap(size.units)
+        return size.unit * (most if size.limit is None else min(most, size.limit))
 
     def override_shares(self, names: Sequence[str]) -> dict[int, float]:
         """Return the overrides of those tensors that have one, by position.
@@ -238,7 +256,7 @@ class Budget:
         asked = f"{total} zeros of {weights} weights cannot be reached"
         if total > sum(high):
             held = _listed(sizes, high, [size.numel - n for size, n in zip(sizes, high, strict=True)])
-            cause = f"by max_sparsity={self.max_sparsity} or overrides"
+            cause = f"by max_sparsity={self.max_sparsity}, what is pruned as one, or overrides"
             raise ValueError(f"{asked}: {sum(high)} at most. Capped {cause}: {held}")
         if total < sum(low):
             held = _listed(sizes, low, low)
@@ -256,7 +274,13 @@ def as_budget(scope: Scope | Budget) -> Budget:
 
 def _listed(sizes: Sequence[TensorSize], limit: Sequence[int], weight: Sequence[int], most: int = 8) -> str:
     holding = sorted((i for i, held in enumerate(weight) if held), key=lambda i: -weight[i])
-    return listing([f"{sizes[i].name} ({limit[i]} of {sizes[i].numel})" for i in holding], most)
+    return listing([f"{sizes[i].name} ({_in_units(sizes[i], limit[i])})" for i in holding], most)
+
+
+def _in_units(size: TensorSize, weights: int) -> str:
+    if size.unit == 1:
+        return f"{weights} of {size.numel}"
+    return f"{weights // size.unit} of {size.units} units of {size.unit} weights"
 
 
 def _share(name: str, value: object) -> float:

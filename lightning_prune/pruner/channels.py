@@ -12,40 +12,34 @@ from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import LnStructured, RankedStructured, scores_of_channels
 from lightning_prune.prune.sharded.channels import channel_sums
 from lightning_prune.prune.sharded.tensors import cut, is_sharded
-from lightning_prune.targets.select import Target
+from lightning_prune.pruner.candidates import Candidate
 
 
-def channel_counts(target: Target, dim: int) -> tuple[int, int]:
-    """Number of channels along ``dim``, and how many of them are dead (nothing of them is unpruned)."""
-    channels = target.parameter.shape[dim]
-    alive = living_channels(target, dim)
-    return channels, channels - int(alive.count_nonzero())
-
-
-def living_channels(target: Target, dim: int) -> Tensor:
+def living_channels(candidate: Candidate, dim: int) -> Tensor:
     """One bool for each channel along ``dim``: whether it still has an unpruned entry."""
-    parameter, alive = target.parameter, target.alive
+    alive = candidate.alive
     if alive is None:
-        return torch.ones(parameter.shape[dim], dtype=torch.bool, device=parameter.device)
+        return torch.ones(candidate.shape[dim], dtype=torch.bool, device=candidate.scores.device)
     return channel_sums(alive, dim) > 0
 
 
-def kept_channels(target: Target, dim: int, dropped: Tensor) -> Tensor | None:
-    """The mask of a target without some channels (one bool each, True = dropped)."""
+def kept_channels(candidate: Candidate, dim: int, dropped: Tensor) -> Tensor | None:
+    """The mask of a tensor without some channels (one bool each, True = dropped)."""
+    alive, parameter = candidate.alive, candidate.target.parameter
     if not bool(dropped.any()):
-        return target.alive
-    shape = [-1 if d == dim else 1 for d in range(target.parameter.dim())]
-    keep = (~dropped).view(shape).expand(target.parameter.shape)
-    if is_sharded(target.parameter):
-        part = cut(keep, target.parameter.detach())
-        return part if target.alive is None else part & target.alive
-    like = torch.empty_like(target.parameter, dtype=torch.bool, requires_grad=False).copy_(keep)
-    return like if target.alive is None else like & target.alive
+        return alive
+    shape = [-1 if d == dim else 1 for d in range(parameter.dim())]
+    keep = (~dropped).view(shape).expand(parameter.shape)
+    if is_sharded(parameter):
+        part = cut(keep, parameter.detach())
+        return part if alive is None else part & alive
+    like = torch.empty_like(parameter, dtype=torch.bool, requires_grad=False).copy_(keep)
+    return like if alive is None else like & alive
 
 
-def global_channels(
+def dropped_channels(
     methods: Sequence[AnyMethod],
-    targets: Sequence[Target],
+    candidates: Sequence[Candidate],
     dims: Sequence[int],
     count: int,
     room: Sequence[int],
@@ -54,11 +48,11 @@ def global_channels(
     """Ranks the channels of many tensors together and drops the least important ones.
 
     Norms are made comparable by the size of a channel: ``norm_n / size ** (1 / n)``, the n-th root of the mean of
-    ``|w| ** n``. Each tensor keeps at least one channel.
+    ``|w| ** n``. Sums of scores are compared as they are.
 
     Args:
-        methods: One structured method for each target.
-        targets: The tensors.
+        methods: One structured method for each tensor.
+        candidates: The tensors.
         dims: Their channels' dimensions.
         count: How much to drop: channels, or weights (then the nearest number that whole channels can give).
         room: The most of each tensor, in the same unit.
@@ -70,9 +64,9 @@ def global_channels(
     Raises:
         ValueError: If a method does not score channels.
     """
-    scores = [_comparable(m, t, dim) for m, t, dim in zip(methods, targets, dims, strict=True)]
-    living = [living_channels(t, dim) for t, dim in zip(targets, dims, strict=True)]
-    sizes = [_weights_left(t, dim) for t, dim in zip(targets, dims, strict=True)]
+    scores = [_comparable(m, c, dim) for m, c, dim in zip(methods, candidates, dims, strict=True)]
+    living = [living_channels(c, dim) for c, dim in zip(candidates, dims, strict=True)]
+    sizes = [_weights_left(c, dim) for c, dim in zip(candidates, dims, strict=True)]
     order = sorted(
         (float(score), i, channel)
         for i, values in enumerate(scores)
@@ -80,23 +74,22 @@ def global_channels(
         if living[i][channel]
     )
     dropped = [torch.zeros_like(alive) for alive in living]
-    left, room = [int(alive.sum()) for alive in living], list(room)
+    room = list(room)
     for _, i, channel in order:
         cost = 1 if count_channels else int(sizes[i][channel])
-        if cost > room[i] or left[i] <= 1:
+        if cost > room[i]:
             continue
         if count <= 0 or cost > 2 * count:
             break
         dropped[i][channel] = True
-        left[i], room[i], count = left[i] - 1, room[i] - cost, count - cost
+        room[i], count = room[i] - cost, count - cost
     return dropped
 
 
-def _weights_left(target: Target, dim: int) -> list[int]:
-    parameter, alive = target.parameter, target.alive
-    channels = parameter.shape[dim]
+def _weights_left(candidate: Candidate, dim: int) -> list[int]:
+    channels, alive = candidate.shape[dim], candidate.alive
     if alive is None:
-        return [parameter.numel() // channels] * channels
+        return [candidate.numel // channels] * channels
     return [int(n) for n in channel_sums(alive, dim)]
 
 
@@ -110,21 +103,21 @@ def require_channel_scores(method: AnyMethod) -> RankedStructured:
     return method
 
 
-def channel_scores(method: AnyMethod, target: Target, dim: int) -> Tensor:
-    """The score of each channel along ``dim`` that is left of a target."""
-    parameter, alive = target.parameter.detach(), target.alive
-    masked = parameter if alive is None else torch.where(alive, parameter, 0)
+def channel_scores(method: AnyMethod, candidate: Candidate, dim: int) -> Tensor:
+    """The score of each channel along ``dim``, of what is left of a tensor."""
+    scores, alive = candidate.scores, candidate.alive
+    masked = scores if alive is None else torch.where(alive, scores, 0)
     return scores_of_channels(require_channel_scores(method), masked)
 
 
-def _comparable(method: AnyMethod, target: Target, dim: int) -> Tensor:
-    size = target.parameter.numel() // target.parameter.shape[dim]
-    return channel_scores(method, target, dim).double() / _norm_of_ones(require_channel_scores(method), size)
+def _comparable(method: AnyMethod, candidate: Candidate, dim: int) -> Tensor:
+    size = candidate.numel // candidate.shape[dim]
+    return channel_scores(method, candidate, dim).double() / _norm_of_ones(require_channel_scores(method), size)
 
 
 def _norm_of_ones(method: RankedStructured, size: int) -> float:
     """The norm of a channel of ones, by which norms of channels of different sizes compare."""
     n = getattr(method, "n", None) if isinstance(method, LnStructured) else None
-    if n is None or (isinstance(n, (int, float)) and math.isinf(n)):
+    if n is None or n == "sum" or (isinstance(n, (int, float)) and math.isinf(n)):
         return 1.0
     return float(size ** (1 / (2 if isinstance(n, str) else n)))

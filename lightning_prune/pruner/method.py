@@ -15,7 +15,8 @@ from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.prune.arguments import one_of
 from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
-from lightning_prune.targets.select import Target
+from lightning_prune.prune.patterned import LnBlocks, NMStructured
+from lightning_prune.pruner.granularity import NM, Blocks, Channels, Granularity, Weights
 
 Method = str | type[AnyMethod] | Callable[..., AnyMethod]
 
@@ -24,6 +25,8 @@ _NAMED: dict[str, type[AnyMethod]] = {
     "random_unstructured": RandomUnstructured,
     "ln_structured": LnStructured,
     "random_structured": RandomStructured,
+    "n_m": NMStructured,
+    "ln_blocks": LnBlocks,
 }
 _OURS: dict[Any, type[AnyMethod]] = {
     torch_prune.L1Unstructured: L1Unstructured,
@@ -40,7 +43,8 @@ class Recipe:
     Attributes:
         cls: The class of the method, of this package, torch or the user's own.
         kwargs: Arguments that are the same for every tensor and event.
-        dim: Dimension of the channels for structured methods: a number, ``"out"`` or ``"in"``.
+        dim: Dimension of the channels for structured methods, or along which N:M groups lie: a number, ``"out"`` or
+            ``"in"``.
         amount: How much an event prunes, if that came with the method.
     """
 
@@ -50,9 +54,19 @@ class Recipe:
     amount: int | float | None = None
 
     @property
-    def structured(self) -> bool:
-        """Whether whole channels are pruned."""
-        return getattr(self.cls, "PRUNING_TYPE", None) == "structured"
+    def granularity(self) -> Granularity:
+        """What the method prunes as one."""
+        if issubclass(self.cls, NMStructured | LnBlocks):
+            return _patterned(self.make(0, 1), self.dim)
+        if getattr(self.cls, "PRUNING_TYPE", None) != "structured":
+            return Weights()
+        own = "dim" not in _parameters(self.cls)
+        return Channels(int(getattr(self.make(0), "dim", 0)) if own else self.dim)
+
+    @property
+    def signed(self) -> bool:
+        """Whether scores are ranked with their signs."""
+        return bool(self.kwargs.get("signed", False)) or self.kwargs.get("n") == "sum"
 
     @property
     def takes_amount(self) -> bool:
@@ -89,43 +103,33 @@ class Recipe:
     @property
     def prunes_outputs(self) -> bool:
         """Whether whole output channels go."""
-        return self.structured and self.dim in ("out", 0)
-
-    def channel_dim(self, target: Target) -> int:
-        """The dimension along which a structured method counts the channels of a tensor, from the front.
-
-        Args:
-            target: The tensor.
-
-        Raises:
-            ValueError: If it has fewer than two dimensions.
-            IndexError: If it has no such dimension.
-        """
-        shape = tuple(target.parameter.shape)
-        if len(shape) < 2:
-            raise ValueError(
-                f"'{target.name}' of shape {shape} has no channels for {self.cls.__name__}: exclude it, or prune it "
-                "with an unstructured method"
-            )
-        if "dim" in _parameters(self.cls):
-            return target.channel_dim(self.dim)
-        return target.channel_dim(int(getattr(self.make(0), "dim", 0)))
+        return isinstance(self.granularity, Channels) and self.granularity.along in ("out", 0)
 
     def __str__(self) -> str:
         """In words that are the same in every process."""
         arguments = [f"{key}={_words(value)}" for key, value in sorted(self.kwargs.items())]
-        arguments += [f"dim={self.dim!r}"] if self.structured and "dim" in _parameters(self.cls) else []
+        arguments += [f"dim={self.dim!r}"] if "dim" in _parameters(self.cls) else []
         return f"{self.cls.__name__}({', '.join(arguments)})"
 
 
-def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Mapping[str, Any] | None) -> Recipe:
+def _patterned(method: AnyMethod, dim: int | str) -> Granularity:
+    if isinstance(method, NMStructured):
+        return NM(method.n, method.m, dim)
+    assert isinstance(method, LnBlocks)
+    return Blocks(method.block)
+
+
+def make_recipe(
+    method: Method, n: int | float | str, dim: int | str | None, kwargs: Mapping[str, Any] | None
+) -> Recipe:
     """The recipe that some arguments of the callback describe.
 
     Args:
         method: A name, a class of pruning methods or its import path (``"package.module.Class"``), or a
             ``functools.partial`` of one.
-        n: The norm, for methods that take one.
-        dim: The channels' dimension, for structured methods; ``kwargs`` may hold another one.
+        n: The norm, for methods that take one, or how many of each m stay.
+        dim: The channels' dimension for structured methods, or along which N:M groups lie; ``kwargs`` may hold another
+            one. ``None``: output channels, and groups of inputs.
         kwargs: More arguments of the method.
 
     Raises:
@@ -146,9 +150,14 @@ def make_recipe(method: Method, n: int | float | str, dim: int | str, kwargs: Ma
     if missing:
         raise ValueError(f"{cls.__name__} needs {', '.join(missing)}: give it in method_kwargs or by functools.partial")
     amount, dim = given.pop("amount", None), given.pop("dim", dim)
+    if dim is None:
+        dim = "in" if issubclass(cls, NMStructured) else "out"
     if isinstance(dim, str):
         one_of("dim", dim, ("out", "in"))
-    return Recipe(cls, given, dim, None if amount is None else canonical_amount(amount))
+    recipe = Recipe(cls, given, dim, None if amount is None else canonical_amount(amount))
+    if issubclass(cls, NMStructured | LnBlocks):
+        _ = recipe.granularity  # refuses numbers that are none
+    return recipe
 
 
 def _resolve(method: Method) -> tuple[type[AnyMethod], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -11,14 +11,36 @@ from lightning_prune.prune.amounts import compute_nparams_to_prune
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.checks import naming, require_prunable
 from lightning_prune.prune.functional import global_masks
-from lightning_prune.prune.masks import next_mask
-from lightning_prune.prune.sharded.tensors import dead_entries, holders_of
+from lightning_prune.prune.kernels.grouped import grouped_keep_masks
+from lightning_prune.prune.masks import AnyMethod, next_mask
+from lightning_prune.prune.methods import L1Unstructured
+from lightning_prune.prune.sharded.masks import on_whole_tensors
+from lightning_prune.prune.sharded.tensors import holders_of
 from lightning_prune.pruner.budgets import Budget, TensorSize
-from lightning_prune.pruner.channels import channel_counts, global_channels, kept_channels, require_channel_scores
+from lightning_prune.pruner.candidates import Candidate, candidates_of
+from lightning_prune.pruner.channels import dropped_channels, kept_channels, require_channel_scores
+from lightning_prune.pruner.granularity import Channels, Granularity, Grouped, Rows
 from lightning_prune.pruner.method import Recipe
 from lightning_prune.pruner.normalization import normalized
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.target import Target, refuse_divided
+
+
+@dataclass(frozen=True)
+class Quota:
+    """How much an event drops, of what is left.
+
+    Attributes:
+        count: Of all tensors together.
+        least: At least so much of each.
+        most: At most so much of each. Where that equals ``least``, the tensor is ranked by itself.
+        in_weights: Whether numbers count weights where units differ in size between tensors; else units.
+    """
+
+    count: int
+    least: list[int]
+    most: list[int]
+    in_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,29 +57,38 @@ class Pruner:
     budget: Budget
     final: float | None = None
 
-    def masks(self, targets: Sequence[Target], demand: Demand) -> list[Tensor | None]:
+    @property
+    def granularity(self) -> Granularity:
+        """What is pruned as one."""
+        return Rows() if self.budget.scope == "row" else self.recipe.granularity
+
+    def masks(
+        self,
+        targets: Sequence[Target],
+        demand: Demand,
+        scores: Sequence[Tensor] | None = None,
+        alive: Sequence[Tensor | None] | None = None,
+    ) -> list[Tensor | None]:
         """The boolean masks (True = kept) of all targets after the event; ``None`` where nothing is pruned yet.
 
         Args:
             targets: All tensors that are pruned together.
             demand: What the event is asked for.
+            scores: Importance of their entries, one tensor of its shape for each; the parameters by default.
+            alive: Masks to start from instead of those that the tensors have.
 
         Raises:
-            ValueError: If the demand cannot be met.
+            ValueError: If the demand cannot be met, or scores do not fit.
         """
-        if demand.sparsity is None:
-            return self._by_amount(targets, demand.amount)
-        zeros = [t.zeros for t in targets]
-        wanted = round(demand.sparsity * sum(t.parameter.numel() for t in targets))
-        if wanted <= sum(zeros):
-            return [t.alive for t in targets]
-        sizes = _sizes(targets)
-        final = max(demand.sparsity, self.final or 0.0)
-        if self.budget.scope == "global":
-            low, high = self.budget.bounds(sizes, demand.sparsity, final, zeros)
-            return self._global(targets, wanted - sum(zeros), _minus(low, zeros), _minus(high, zeros))
-        after = self.budget.plan(sizes, demand.sparsity, final, zeros)
-        return [self._to_zeros(t, count) for t, count in zip(targets, after, strict=True)]
+        candidates = candidates_of(targets, scores, alive)
+        if demand.sparsity is not None:
+            return self._drop(candidates, self._quota_of_target(candidates, demand.sparsity))
+        if demand.amount is not None:
+            return self._drop(candidates, self._quota_of_amount(candidates, demand.amount))
+        if self.budget.scope != "global":
+            return [self._mask(c, None) for c in candidates]
+        ranked = self._comparable(candidates)
+        return [*self._seen_as_one(self.recipe.make(None), ranked)]
 
     def among(self, targets: Sequence[Target]) -> Pruner:
         """Without the overrides of tensors that are not there yet."""
@@ -70,131 +101,184 @@ class Pruner:
             targets: All tensors that are pruned together.
 
         Raises:
-            ValueError: If a tensor has no channels for a structured method, an override matches no tensor, the
-                target at the end is out of the budget's reach, or a method cannot prune tensors together.
+            ValueError: If a tensor has no channels for a structured method or does not divide into blocks or groups,
+                an override matches no tensor, the target at the end is out of reach, or a method cannot prune tensors
+                together or takes no amount for an override.
             IndexError: If a tensor has not the dimension that counts its channels.
             TypeError: If a mask cannot be put on a tensor.
         """
         for target in targets:
             _require_prunable(target)
-        if self.recipe.structured:
-            for target in targets:
-                self.recipe.channel_dim(target)
-        if self.budget.scope == "global":
-            self._check_together(targets)
-        sizes = _sizes(targets)
+            self.granularity.check(target)
+        self._check_method(targets)
+        sizes = self._sizes(targets)
         if self.final is not None:
             self.budget.bounds(sizes, self.final, self.final, [0] * len(sizes))
         self.budget.override_shares([t.name for t in targets])
 
-    def _check_together(self, targets: Sequence[Target]) -> None:
-        kind = getattr(self.recipe.cls, "PRUNING_TYPE", None)
-        if self.recipe.structured:
-            require_channel_scores(self.recipe.make(0, self.recipe.channel_dim(targets[0])))
-        elif kind != "unstructured":
+    def _check_method(self, targets: Sequence[Target]) -> None:
+        cls, scope = self.recipe.cls, self.budget.scope
+        if self.budget.overrides and not self.recipe.takes_amount:
             raise ValueError(
-                f"{self.recipe.cls.__name__} of type {kind!r} cannot prune many tensors together: use scope='local'"
+                f"overrides={dict(self.budget.overrides)} say how much to prune, which {cls.__name__} decides itself: "
+                "choose tensors by parameters= and exclude=, or use a method that takes an amount"
+            )
+        if scope == "row" and cls is not L1Unstructured:
+            raise ValueError(f"scope='row' compares single weights by 'l1_unstructured', not by {cls.__name__}")
+        if scope == "global" and isinstance(self.granularity, Channels):
+            require_channel_scores(self.recipe.make(0, self.granularity.dim(targets[0])))
+        elif scope == "global" and (kind := getattr(cls, "PRUNING_TYPE", None)) != "unstructured":
+            raise ValueError(f"{cls.__name__} of type {kind!r} cannot prune many tensors together: use scope='local'")
+        if self.budget.normalize == "lamp" and self.recipe.signed:
+            raise ValueError(
+                "normalize='lamp' takes squares of scores, but these have signs: use 'l2', or leave it out"
             )
 
-    def _to_zeros(self, target: Target, zeros: int) -> Tensor | None:
-        """The mask of one tensor with that many zeros, or the nearest number that whole channels can give."""
-        if self.recipe.structured:
-            dim = self.recipe.channel_dim(target)
-            channels, dead = channel_counts(target, dim)
-            wanted = round(zeros * channels / target.parameter.numel())
-            return self._local(target, min(wanted, self.budget.cap(channels)) - dead)
-        return self._local(target, zeros - target.zeros)
+    def _sizes(self, targets: Iterable[Target]) -> list[TensorSize]:
+        units = self.granularity
+        return [TensorSize(t.name, tuple(t.parameter.shape), units.size(t), units.limit(t)) for t in targets]
 
-    def _local(self, target: Target, count: int | float | None) -> Tensor | None:
-        """The mask of one tensor after dropping ``count`` more of its units."""
-        if count is not None and count <= 0:
-            return target.alive
-        with naming(f"'{target.name}' of shape {tuple(target.parameter.shape)}"):
-            return self._computed(target, count, target.parameter.detach(), target.alive)
-
-    def _computed(self, target: Target, count: int | float | None, weight: Tensor, alive: Tensor | None) -> Tensor:
-        dim = self.recipe.channel_dim(target) if self.recipe.structured else None
-        return next_mask(self.recipe.make(count, dim), weight, alive)
-
-    def _by_amount(self, targets: Sequence[Target], amount: int | float | None) -> list[Tensor | None]:
-        overridden = self.budget.override_shares([t.name for t in targets])
-        own = {i: self._of_left(targets[i], share) for i, share in overridden.items()}
-        others = [i for i in range(len(targets)) if i not in own]
+    def _quota_of_target(self, candidates: Sequence[Candidate], sparsity: float) -> Quota:
+        """What leads to a share of zeros among all weights."""
+        zeros = [c.zeros for c in candidates]
+        wanted = round(sparsity * sum(c.numel for c in candidates))
+        if wanted <= sum(zeros):
+            return Quota(0, [0] * len(zeros), [0] * len(zeros))
+        sizes, final = self._sizes(c.target for c in candidates), max(sparsity, self.final or 0.0)
         if self.budget.scope != "global":
-            own.update({i: self._of_left(targets[i], amount) for i in others})
-            return [own[i] for i in range(len(targets))]
-        together = [targets[i] for i in others]
-        masks = self._decided_together(together) if amount is None else self._global_amount(together, amount)
-        own.update(dict(zip(others, masks, strict=True)))
-        return [own[i] for i in range(len(targets))]
+            after = self.budget.plan(sizes, sparsity, final, zeros)
+            each = [self._units_to(c, n) for c, n in zip(candidates, after, strict=True)]
+            return Quota(sum(each), each, each)
+        low, high = self.budget.bounds(sizes, sparsity, final, zeros)
+        quota = Quota(wanted - sum(zeros), _minus(low, zeros), _minus(high, zeros), in_weights=True)
+        return quota if isinstance(self.granularity, Channels) else self._in_units(quota, sizes)
 
-    def _decided_together(self, targets: Sequence[Target]) -> list[Tensor | None]:
-        """The masks of a method that takes no amount and sees all tensors as one."""
-        scores = [normalized(t.parameter.detach(), t.alive, self.budget.normalize) for t in targets]
-        masks = global_masks(self.recipe.make(None), scores, [t.alive for t in targets], [t.name for t in targets])
-        return list(masks)
+    def _units_to(self, candidate: Candidate, zeros: int) -> int:
+        """How many units more have to go for a number of zeros, or for the nearest that whole units can give."""
+        units, dead, most = self._room(candidate)
+        return max(0, min(round(zeros * units / max(candidate.numel, 1)) - dead, most))
 
-    def _of_left(self, target: Target, amount: int | float | None) -> Tensor | None:
-        """The mask of one tensor after an amount of what is left of it, up to what the budget lets go."""
-        if amount is None:
-            return self._local(target, None)
-        units, dead = self._units(target)
-        return self._local(target, min(compute_nparams_to_prune(amount, units - dead), self.budget.cap(units) - dead))
+    def _room(self, candidate: Candidate) -> tuple[int, int, int]:
+        """Number of units of a tensor, how many are gone, and how many more the budget lets go."""
+        target = candidate.target
+        units, dead = self.granularity.units(target), self.granularity.dead(target, candidate.alive)
+        return units, dead, max(0, min(self.budget.cap(units), self.granularity.limit(target)) - dead)
 
-    def _units(self, target: Target) -> tuple[int, int]:
-        if self.recipe.structured:
-            return channel_counts(target, self.recipe.channel_dim(target))
-        return target.parameter.numel(), target.zeros
+    @staticmethod
+    def _in_units(quota: Quota, sizes: Sequence[TensorSize]) -> Quota:
+        """Numbers of units of one size, the same in all tensors, instead of weights."""
+        size = sizes[0].unit
+        if size == 1:
+            return replace(quota, in_weights=False)
+        least = [-(-n // size) for n in quota.least]
+        most = [max(n // size, low) for n, low in zip(quota.most, least, strict=True)]
+        return Quota(min(max(round(quota.count / size), sum(least)), sum(most)), least, most)
 
-    def _global_amount(self, targets: Sequence[Target], amount: int | float) -> list[Tensor | None]:
-        units = [self._units(t) for t in targets]
-        count = compute_nparams_to_prune(amount, sum(total - dead for total, dead in units))
-        room = [self.budget.cap(total) - dead for total, dead in units]
-        if self.recipe.structured:
-            return self._structured(targets, sum(room) if count > sum(room) else count, room, count_channels=True)
-        return self._global(targets, min(count, sum(room)), [0] * len(targets), room)
+    def _quota_of_amount(self, candidates: Sequence[Candidate], amount: int | float) -> Quota:
+        """An amount of what is left of each tensor, or of all together, up to what the budget lets go."""
+        left, room = [], []
+        for candidate in candidates:
+            units, dead, more = self._room(candidate)
+            left.append(units - dead)
+            room.append(more)
+        own = self.budget.override_shares([c.name for c in candidates])
+        together = [i for i in range(len(left)) if i not in own and self.budget.scope == "global"]
+        least, most = [0] * len(left), list(room)
+        for i in range(len(left)):
+            if i not in together:
+                least[i] = most[i] = min(compute_nparams_to_prune(own.get(i, amount), left[i]), room[i])
+        count = min(compute_nparams_to_prune(amount, sum(left[i] for i in together)), sum(room[i] for i in together))
+        return Quota(count + sum(least), least, most)
 
-    def _global(
-        self, targets: Sequence[Target], count: int, least: Sequence[int], most: Sequence[int]
-    ) -> list[Tensor | None]:
-        """Drops ``count`` more over all targets in one ranking, at least and at most so many of each."""
-        if self.recipe.structured:
-            return self._structured(targets, count, most, count_channels=False)
-        scores = [normalized(t.parameter.detach(), t.alive, self.budget.normalize) for t in targets]
-        masks: list[Tensor | None] = [t.alive for t in targets]
-        free = [i for i in range(len(targets)) if least[i] < most[i]]
-        fixed = {i: least[i] for i in range(len(targets)) if i not in free}
-        while True:
-            for i, number in fixed.items():
-                masks[i] = self._rank(targets, scores, [i], number)[0]
-            count -= sum(fixed.values())
-            ranked = self._rank(targets, scores, free, count)
-            fixed = {i: most[i] for i, mask in zip(free, ranked, strict=True) if _dropped(targets[i], mask) > most[i]}
-            if not fixed:
-                break
-            free = [i for i in free if i not in fixed]
-        for i, mask in zip(free, ranked, strict=True):
+    def _drop(self, candidates: Sequence[Candidate], quota: Quota) -> list[Tensor | None]:
+        """The masks after a quota: single tensors' shares by themselves, what is free in one ranking."""
+        masks = [c.alive for c in candidates]
+        fixed = [i for i, (low, high) in enumerate(zip(quota.least, quota.most, strict=True)) if low >= high]
+        for i in fixed:
+            number = quota.least[i]
+            units = self._units_to(candidates[i], number + candidates[i].zeros) if quota.in_weights else number
+            masks[i] = self._mask(candidates[i], units)
+        free = [i for i in range(len(masks)) if i not in fixed]
+        count = quota.count - sum(quota.least[i] for i in fixed)
+        together = self._ranked([candidates[i] for i in free], count, [quota.most[i] for i in free], quota.in_weights)
+        for i, mask in zip(free, together, strict=True):
             masks[i] = mask
         return masks
 
-    def _rank(
-        self, targets: Sequence[Target], scores: Sequence[Tensor], which: Sequence[int], count: int
+    def _ranked(
+        self, candidates: Sequence[Candidate], count: int, most: Sequence[int], in_weights: bool
     ) -> list[Tensor | None]:
-        if count <= 0 or not which:
-            return [targets[i].alive for i in which]
-        chosen = [targets[i] for i in which]
-        method = self.recipe.make(count)
-        masks: list[Tensor | None] = []
-        masks += global_masks(method, [scores[i] for i in which], [t.alive for t in chosen], [t.name for t in chosen])
-        return masks
+        """The masks after ``count`` went over all tensors in one ranking, at most so much of each."""
+        if not candidates or count <= 0:
+            return [c.alive for c in candidates]
+        if isinstance(self.granularity, Channels):
+            return self._ranked_channels(candidates, count, most, in_weights)
+        ranked = self._comparable(candidates)
+        masks = self._mask_together(ranked, count)
+        over = [i for i, (c, mask) in enumerate(zip(ranked, masks, strict=True)) if self._gone(c, mask) > most[i]]
+        if not over:
+            return masks
+        rest = [i for i in range(len(ranked)) if i not in over]
+        count -= sum(most[i] for i in over)
+        others = self._ranked([candidates[i] for i in rest], count, [most[i] for i in rest], in_weights)
+        found = dict(zip(rest, others, strict=True)) | {i: self._mask(candidates[i], most[i]) for i in over}
+        return [found[i] for i in range(len(ranked))]
 
-    def _structured(
-        self, targets: Sequence[Target], count: int, room: Sequence[int], count_channels: bool
+    def _gone(self, candidate: Candidate, mask: Tensor | None) -> int:
+        units = self.granularity
+        return units.dead(candidate.target, mask) - units.dead(candidate.target, candidate.alive)
+
+    def _ranked_channels(
+        self, candidates: Sequence[Candidate], count: int, most: Sequence[int], in_weights: bool
     ) -> list[Tensor | None]:
-        dims = [self.recipe.channel_dim(t) for t in targets]
+        dims = [self._dim(c) for c in candidates]
         methods = [self.recipe.make(0, dim) for dim in dims]
-        dropped = global_channels(methods, targets, dims, count, room, count_channels)
-        return [kept_channels(t, dim, dead) for t, dim, dead in zip(targets, dims, dropped, strict=True)]
+        dropped = dropped_channels(methods, candidates, dims, count, most, count_channels=not in_weights)
+        return [kept_channels(c, dim, dead) for c, dim, dead in zip(candidates, dims, dropped, strict=True)]
+
+    def _dim(self, candidate: Candidate) -> int:
+        dim = self.granularity.dim(candidate.target)
+        assert dim is not None
+        return dim
+
+    def _comparable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """With scores that compare between tensors."""
+        if self.budget.normalize is None:
+            return list(candidates)
+        return [c.scored(normalized(c.scores, c.alive, self.budget.normalize)) for c in candidates]
+
+    def _mask(self, candidate: Candidate, units: int | None) -> Tensor | None:
+        """The mask of one tensor after dropping so many more of its units, ``None`` = as many as the method likes."""
+        if units is not None and units <= 0:
+            return candidate.alive
+        with naming(f"'{candidate.name}' of shape {candidate.shape}"):
+            return self._mask_alone(candidate, units)
+
+    def _mask_alone(self, candidate: Candidate, units: int | None) -> Tensor:
+        if units is not None and isinstance(self.granularity, Grouped):
+            return self._within_groups(self.granularity, [candidate], units)[0]
+        method = self.recipe.make(units, self.granularity.dim(candidate.target))
+        return next_mask(method, candidate.scores, candidate.alive)
+
+    def _mask_together(self, candidates: Sequence[Candidate], units: int) -> list[Tensor | None]:
+        """The masks of many tensors after dropping so many units, ranked as one."""
+        if units <= 0:
+            return [c.alive for c in candidates]
+        if isinstance(self.granularity, Grouped):
+            return [*self._within_groups(self.granularity, candidates, units)]
+        return [*self._seen_as_one(self.recipe.make(units), candidates)]
+
+    def _within_groups(self, units: Grouped, candidates: Sequence[Candidate], count: int) -> list[Tensor]:
+        names, groupings = [c.name for c in candidates], [units.grouping(c.target) for c in candidates]
+
+        def masks(scores: Sequence[Tensor], alive: Sequence[Tensor | None]) -> list[Tensor]:
+            return grouped_keep_masks(scores, count, groupings, alive=alive, names=names, signed=self.recipe.signed)
+
+        return on_whole_tensors(masks, [c.scores for c in candidates], [c.alive for c in candidates])
+
+    def _seen_as_one(self, method: AnyMethod, candidates: Sequence[Candidate]) -> list[Tensor]:
+        names = [c.name for c in candidates]
+        return global_masks(method, [c.scores for c in candidates], [c.alive for c in candidates], names)
 
 
 def _require_prunable(target: Target) -> None:
@@ -206,13 +290,5 @@ def _require_prunable(target: Target) -> None:
             require_prunable(module, name, Layout.KEPT)
 
 
-def _sizes(targets: Sequence[Target]) -> list[TensorSize]:
-    return [TensorSize(t.name, tuple(t.parameter.shape)) for t in targets]
-
-
 def _minus(counts: Sequence[int], zeros: Sequence[int]) -> list[int]:
     return [count - zero for count, zero in zip(counts, zeros, strict=True)]
-
-
-def _dropped(target: Target, mask: Tensor | None) -> int:
-    return 0 if mask is None else dead_entries(mask) - target.zeros

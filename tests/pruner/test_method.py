@@ -11,6 +11,7 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, LnStructured, RandomStructured
+from lightning_prune.pruner.granularity import NM, Blocks, Channels, Granularity, Weights
 from lightning_prune.pruner.method import make_recipe
 from lightning_prune.targets.select import select
 
@@ -78,18 +79,32 @@ def test_what_a_method_takes() -> None:
     assert make_recipe(Loud, 2, "out", {"loud": False}).takes_amount
     assert make_recipe(Loud, 2, "out", {"loud": False}).make(3).loud is False  # type: ignore[attr-defined]
     assert not make_recipe(Threshold, 2, "out", {"threshold": 1.0}).takes_amount
-    assert make_recipe(Columns, 2, "out", None).structured
-    assert not make_recipe(Threshold, 2, "out", {"threshold": 1.0}).structured
+
+
+@pytest.mark.parametrize(
+    ("method", "kwargs", "granularity"),
+    [
+        ("l1_unstructured", None, Weights()),
+        (Threshold, {"threshold": 1.0}, Weights()),
+        ("ln_structured", None, Channels("out")),
+        (Columns, None, Channels(1)),
+        ("n_m", {"n": 1}, NM(1, 4, "in")),
+        ("n_m", {"m": 8, "dim": 0}, NM(2, 8, 0)),
+        ("ln_blocks", {"block": [1, 4]}, Blocks((1, 4))),
+    ],
+)
+def test_what_is_pruned_as_one(method: Any, kwargs: Any, granularity: Granularity) -> None:
+    assert make_recipe(method, 2, None, kwargs).granularity == granularity
 
 
 def test_channel_dimension_is_that_of_the_method() -> None:
     model = nn.Sequential(nn.ConvTranspose1d(4, 6, 3), nn.Linear(4, 5))
     up, linear = select(model)
-    assert [make_recipe("ln_structured", 2, "out", None).channel_dim(t) for t in (up, linear)] == [1, 0]
-    assert [make_recipe("ln_structured", 2, -1, None).channel_dim(t) for t in (up, linear)] == [2, 1]
-    assert [make_recipe(Columns, 2, "out", None).channel_dim(t) for t in (up, linear)] == [1, 1]
-    with pytest.raises(ValueError, match=r"'1\.bias' of shape \(5,\) has no channels for LnStructured"):
-        make_recipe("ln_structured", 2, "out", None).channel_dim(select(model, "1.bias")[0])
+    assert [make_recipe("ln_structured", 2, "out", None).granularity.dim(t) for t in (up, linear)] == [1, 0]
+    assert [make_recipe("ln_structured", 2, -1, None).granularity.dim(t) for t in (up, linear)] == [2, 1]
+    assert [make_recipe(Columns, 2, "out", None).granularity.dim(t) for t in (up, linear)] == [1, 1]
+    with pytest.raises(ValueError, match=r"'1\.bias' of shape \(5,\) has no channels: exclude it"):
+        make_recipe("ln_structured", 2, "out", None).granularity.check(select(model, "1.bias")[0])
 
 
 def test_words_are_the_same_in_every_process() -> None:

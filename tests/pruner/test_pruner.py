@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from lightning_prune.fit.run import PruningRun
+from lightning_prune.prune import LnStructured
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.pruner.budgets import Budget
-from lightning_prune.pruner.channels import channel_counts, global_channels
+from lightning_prune.pruner.candidates import candidates_of
+from lightning_prune.pruner.channels import dropped_channels
+from lightning_prune.pruner.granularity import Channels
 from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.normalization import normalized
 from lightning_prune.pruner.pruner import Pruner
@@ -166,9 +169,9 @@ def test_each_tensor_keeps_a_channel() -> None:
 def test_structured_counts_only_channels_that_live() -> None:
     run = run_of(network(8, 8), "ln_structured")
     run.prune(Demand(0, amount=0.5))
-    assert channel_counts(run.targets[0], 0) == (8, 4)
+    assert Channels().dead(run.targets[0], run.targets[0].alive) == 4
     run.prune(Demand(1, amount=0.5))
-    assert channel_counts(run.targets[0], 0) == (8, 6)
+    assert Channels().dead(run.targets[0], run.targets[0].alive) == 6
 
 
 def test_channels_of_other_methods_cannot_be_ranked_together() -> None:
@@ -176,7 +179,7 @@ def test_channels_of_other_methods_cannot_be_ranked_together() -> None:
 
     run = run_of(network(8, 6, 4))
     with pytest.raises(ValueError, match="Columns cannot rank the channels"):
-        global_channels([Columns(1)] * 2, run.targets, [1, 1], 3, [5, 5], count_channels=True)
+        dropped_channels([Columns(1)] * 2, candidates_of(run.targets), [1, 1], 3, [5, 5], count_channels=True)
     pruner = Pruner(make_recipe(Columns, 2, "out", None), Budget("global"))
     with pytest.raises(ValueError, match="Columns cannot rank"):
         pruner.check(run.targets)
@@ -251,3 +254,93 @@ def test_directions_of_a_weight_norm_are_refused_when_pruned() -> None:
     with pytest.raises(ValueError, match=r"original1' is divided by the norms of its rows to make '0.weight'"):
         pruner.check(targets)
     pruner.check(select(net, "1.weight"))
+
+
+def masks_of(run: PruningRun, demand: Demand, **kwargs: Any) -> list[Tensor]:
+    found = run.pruner.masks(run.targets, demand, **kwargs)
+    return [mask for mask in found if mask is not None]
+
+
+@pytest.mark.parametrize("scope", ["local", "global", "erk"])
+def test_scores_take_the_place_of_weights(scope: Any) -> None:
+    """The masks are those of a model whose weights are the scores."""
+    run, other = run_of(network(6, 8, 4), scope=scope), run_of(network(6, 8, 4, seed=1), scope=scope)
+    scores = [t.parameter for t in other.targets]
+    for demand in (Demand(0, amount=0.3), Demand(0, sparsity=0.4), Demand(0, amount=7)):
+        found, wanted = masks_of(run, demand, scores=scores), masks_of(other, demand)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(found, masks_of(run, demand), strict=True))
+
+
+def test_masks_to_start_from_take_the_place_of_the_present_ones() -> None:
+    run = run_of(network(6, 8, 4), scope="global")
+    first = masks_of(run, Demand(0, sparsity=0.3))
+    second = masks_of(run, Demand(0, sparsity=0.6), alive=first)
+    run.prune(Demand(0, sparsity=0.3))
+    run.prune(Demand(0, sparsity=0.6))
+    assert all(torch.equal(mask, t.alive) for mask, t in zip(second, run.targets, strict=True))
+
+
+def test_scores_that_do_not_fit_are_refused_by_name() -> None:
+    run = run_of(network(6, 8, 4))
+    with pytest.raises(ValueError, match=r"scores should have the shape \(4, 8\) of '1\.weight', got \(8, 4\)"):
+        masks_of(run, Demand(0, amount=0.5), scores=[torch.ones(8, 6), torch.ones(8, 4)])
+    with pytest.raises(ValueError, match="1 scores and 2 masks are given for 2 tensors"):
+        masks_of(run, Demand(0, amount=0.5), scores=[torch.ones(8, 6)])
+
+
+def negative(t: Tensor, dim: int) -> Tensor:
+    return -t.abs().sum([d for d in range(t.dim()) if d != dim])
+
+
+class Heaviest(LnStructured):
+    """Drops the heaviest channels."""
+
+    def channel_scores(self, t: Tensor) -> Tensor:
+        return negative(t, self.dim)
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_channel_scores_have_signs(scope: Any) -> None:
+    model = network(6, 8)
+    heaviest = model[0].weight.detach().abs().sum(1).argsort(descending=True)[:3]
+    pruner = Pruner(make_recipe(Heaviest, 2, "out", None), Budget(scope))
+    run = PruningRun(select(model), pruner, seed=0, layout=Layout.KEPT)
+    run.prune(Demand(0, amount=3))
+    assert sorted((~run.targets[0].alive.any(1)).nonzero().flatten().tolist()) == sorted(heaviest.tolist())
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_all_channels_go_where_the_budget_lets_them(scope: Any) -> None:
+    run = run_of(network(8, 12, 8), "ln_structured", scope=scope, max_sparsity=1.0)
+    assert run.prune(Demand(0, amount=1.0)).zeros == 192
+
+
+def test_others_make_up_for_a_tensor_of_one_channel() -> None:
+    for scope in ("local", "global", "erk"):
+        run = run_of(network(10, 10, 1), "ln_structured", scope=scope, final=0.8)
+        run.pruner.check(run.targets)
+        assert run.prune(Demand(0, sparsity=0.8)).zeros == 90  # 88 of 110, in whole channels of 10
+        assert zeros(run) == [90, 0]
+
+
+def test_a_target_out_of_reach_is_refused_in_channels() -> None:
+    run = run_of(network(10, 4, 1), "ln_structured", final=0.75)
+    with pytest.raises(ValueError, match=r"33 zeros of 44 .*30 at most.*0\.weight \(3 of 4 units of 10 weights\)"):
+        run.pruner.check(run.targets)
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_overrides_of_a_method_without_amount_are_refused(scope: Any) -> None:
+    from tests.pruner.test_method import Threshold
+
+    recipe = make_recipe(Threshold, 2, "out", {"threshold": 0.1})
+    pruner = Pruner(recipe, Budget(scope, overrides={"0.weight": 0.5}))
+    with pytest.raises(ValueError, match="which Threshold decides itself"):
+        pruner.check(select(network(4, 4, 4)))
+
+
+def test_overridden_channels_have_their_own_share_in_one_ranking() -> None:
+    run = run_of(network(10, 10, 10), "ln_structured", scope="global", overrides={"0.*": 0.2}, final=0.5)
+    run.prune(Demand(0, sparsity=0.5))
+    assert zeros(run) == [20, 80]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,9 +11,11 @@ from torch import Tensor
 from lightning_prune.prune.kernels.hashing import stream
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.sharing import ALONE, Sharing
+from lightning_prune.prune.kernels.signed import signed_keep_masks
+from lightning_prune.prune.sharded.agreement import together
 from lightning_prune.prune.sharded.ranks import OverRanks, lowest, several_ranks
 from lightning_prune.prune.sharded.smallest import sharded_keep_masks
-from lightning_prune.prune.sharded.tensors import box_of, holders_of, local, split_like
+from lightning_prune.prune.sharded.tensors import box_of, cut, holders_of, is_sharded, local, split_like, whole
 
 
 def magnitude_masks(
@@ -57,6 +59,59 @@ def random_masks(
     parts, living = [local(tensor) for tensor in like], [_local(mask) for mask in alive]
     masks = random_keep_masks(parts, count, alive=living, generator=generator, boxes=boxes, sharing=sharing)
     return [split_like(mask, tensor) for mask, tensor in zip(masks, like, strict=True)]
+
+
+def signed_masks(
+    scores: Sequence[Tensor], count: int, alive: Sequence[Tensor | None], names: Sequence[str] | None = None
+) -> list[Tensor]:
+    """The masks without the ``count`` smallest entries with their signs, negative ones first.
+
+    Scores in single precision or less are ranked where they lie; in double precision all ranks see whole tensors.
+
+    Args:
+        scores: Plain tensors, which every rank holds, and split ones. Every rank has to call it.
+        count: How many living entries to drop, over all tensors.
+        alive: Boolean masks, split like the scores; ``None`` = all.
+        names: Names of the tensors for messages.
+
+    Returns:
+        Boolean masks, split like the scores.
+
+    Raises:
+        ValueError: On every rank, if there are not as many living entries, or a living one is NaN.
+    """
+    if any(score.dtype == torch.float64 for score in scores):
+        return on_whole_tensors(lambda s, a: signed_keep_masks(s, count, alive=a, names=names), scores, alive)
+    keys = [split_like(_order(local(score)), score) for score in scores]
+    return magnitude_masks(keys, count, alive, names)
+
+
+def _order(values: Tensor) -> Tensor:
+    """Numbers of zero and above in the order of some values, which float64 holds exactly."""
+    bits = (values.float() + 0.0).view(torch.int32).long()  # 0.0 makes a zero of the negative one
+    keys = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits).double() + 2.0**31
+    return keys.masked_fill_(values.isnan(), torch.nan)
+
+
+def on_whole_tensors(
+    compute: Callable[[Sequence[Tensor], Sequence[Tensor | None]], list[Tensor]],
+    scores: Sequence[Tensor],
+    alive: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Masks that are computed from whole tensors, split like the scores.
+
+    Args:
+        compute: Gives boolean masks for scores and masks so far.
+        scores: Plain or split tensors; every rank has to call it for split ones.
+        alive: Boolean masks, split like the scores; ``None`` = all.
+    """
+    if not any(map(is_sharded, scores)):
+        return compute(scores, alive)
+    everything = [whole(score) for score in scores]
+    living = [None if mask is None else whole(mask) for mask in alive]
+    with together():
+        masks = compute(everything, living)
+    return [cut(mask, score) for mask, score in zip(masks, scores, strict=True)]
 
 
 def _local(mask: Tensor | None) -> Tensor | None:
