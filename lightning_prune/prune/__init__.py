@@ -24,6 +24,12 @@ from lightning_prune.prune.methods import (
     RandomStructured,
     RandomUnstructured,
 )
+from lightning_prune.prune.torch_helpers import _compute_norm as _compute_norm
+from lightning_prune.prune.torch_helpers import _compute_nparams_toprune as _compute_nparams_toprune
+from lightning_prune.prune.torch_helpers import _validate_pruning_amount as _validate_pruning_amount
+from lightning_prune.prune.torch_helpers import _validate_pruning_amount_init as _validate_pruning_amount_init
+from lightning_prune.prune.torch_helpers import _validate_pruning_dim as _validate_pruning_dim
+from lightning_prune.prune.torch_helpers import _validate_structured_pruning as _validate_structured_pruning
 from lightning_prune.prune.whole_model import effective_parameters, pruned_tensors, remove_all, sparsity
 
 __all__ = [

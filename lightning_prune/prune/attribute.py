@@ -14,7 +14,7 @@ layouts:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
 from lightning_prune.prune.kernels.masking import write_zeros
-from lightning_prune.prune.masked_class import Masked, put_mask, set_layouts
+from lightning_prune.prune.masked_class import Masked, put_mask, set_layouts, set_own_read
 from lightning_prune.prune.masked_class import hidden_values as hidden_values
 from lightning_prune.prune.masked_class import require_unwrapped as require_unwrapped
-from lightning_prune.prune.masked_class import set_own_read as set_own_read
+from lightning_prune.prune.reading import Assigned, read, slot_of
 from lightning_prune.prune.reading import Layout as Layout
 from lightning_prune.prune.reading import masked_value as masked_value
-from lightning_prune.prune.reading import read, slot_of
 
 
 def _rename(slots: dict[str, Any], old: str, new: str) -> None:
@@ -45,6 +44,20 @@ def layout_of(module: nn.Module, name: str) -> Layout | None:
 
 def _layouts(module: nn.Module) -> dict[str, Layout]:
     return dict(module._masked_layouts) if isinstance(module, Masked) else {}
+
+
+def require_attachable(module: nn.Module, name: str, layout: Layout) -> None:
+    """Raises TypeError if the class of a module cannot get masked attributes; nothing is changed."""
+    require_unwrapped(module)
+    before = _layouts(module)
+    try:
+        set_layouts(module, {**before, name: layout})
+    except TypeError as error:
+        raise TypeError(f"{type(module).__name__} cannot have masked attributes: {error}") from error
+    finally:
+        set_layouts(module, before)
+        if not before:
+            module.__dict__.pop("_own_reads", None)
 
 
 def masked_names(module: nn.Module) -> list[str]:
@@ -144,6 +157,19 @@ def _settle(module: nn.Module, name: str) -> None:
             parameter.copy_(read(module, name))
         else:
             erase(module, name)
+
+
+def read_by(module: nn.Module, name: str, how: Callable[[nn.Module], Tensor] | None) -> None:
+    """Has ``module.name`` read as ``how(module)``; ``None``: as ``where(mask, parameter, 0)``."""
+    if isinstance(module, Masked) and (how is not None or name in module.__dict__["_own_reads"]):
+        set_own_read(module, name, how)
+
+
+def forget_assigned(module: nn.Module, name: str) -> None:
+    """Ends what a forward pre-hook has assigned to ``module.name`` in the last call."""
+    own = module.__dict__.get("_own_reads")
+    if own and isinstance(own.get(name), Assigned):
+        del own[name]
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ A second method makes a container of the first, and a container is a method: so 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, TypeVar, cast, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 import torch.nn.utils.prune as torch_prune
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.checks import describe, naming, require_prunable, require_pruned, require_shape
+from lightning_prune.prune.checks import describe, naming, require_data, require_prunable, require_pruned, require_shape
 from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
 from lightning_prune.prune.kernels.masking import masked
-from lightning_prune.prune.masks import AnyMethod, direct_mask, next_mask, scores_of
+from lightning_prune.prune.masks import AnyMethod, direct_mask, next_mask, padding_of, scores_of, with_padding, without
+from lightning_prune.prune.ties import warn_of_twins
 
 Self = TypeVar("Self", bound="BasePruningMethod")
 
@@ -45,10 +46,12 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
     """
 
     PRUNING_TYPE: str
+    needs_values: ClassVar[bool] = True  # if not, tensors without data (on the meta device) can be pruned too
     _tensor_name: str
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
-        """Does nothing: this forward pre-hook is the record of what was done, reading computes the mask."""
+        """Ends what a forward pre-hook has assigned in the last call; reading computes the masked tensor."""
+        attribute.forget_assigned(module, self._tensor_name)
 
     def __repr__(self) -> str:
         """The class and its arguments."""
@@ -64,6 +67,9 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
     def apply_mask(self, module: nn.Module) -> Tensor:
         """The masked tensor of ``module``, computed now, with gradients to the parameter.
 
+        A method that overrides it (soft or learned masks) says what ``module`` reads, until another method is applied
+        to the same tensor: a container reads the masked tensor, as torch's does.
+
         Args:
             module: A module that this method was applied to.
 
@@ -73,7 +79,7 @@ class BasePruningMethod(torch_prune.BasePruningMethod):
         Raises:
             ValueError: If the module is not pruned.
         """
-        return cast(Tensor, getattr(module, self._pruned_name(module)))
+        return attribute.masked_value(module, self._pruned_name(module))
 
     @classmethod
     def apply(
@@ -239,7 +245,7 @@ class PruningContainer(torch_prune.PruningContainer, BasePruningMethod):
             default_mask: Mask so far, same shape.
 
         Returns:
-            The combined mask, in the dtype of ``default_mask``.
+            The combined mask, in the dtype of ``t`` (of its real part, if it is complex).
 
         Raises:
             ValueError: If the container is empty or the method's mask is not a mask of the right shape.
@@ -247,19 +253,23 @@ class PruningContainer(torch_prune.PruningContainer, BasePruningMethod):
         if not self._runs:
             raise ValueError("the container holds no pruning method")
         keep = next_mask(self._runs[-1][0], t, as_bool(default_mask))
-        return as_numbers(keep, default_mask.dtype)
+        return as_numbers(keep, t.real.dtype if t.is_complex() else t.dtype)
 
 
 def apply_method(
     method: AnyMethod, module: nn.Module, name: str, importance_scores: Tensor | None, layout: Layout
 ) -> BasePruningMethod:
     """Computes the next mask of ``module.name`` and imposes it; raises before anything changed."""
-    require_prunable(module, name, layout)
+    key = id(require_prunable(module, name, layout))
     scores = scores_of(module, name, importance_scores)
+    alive, padding = attribute.alive_mask(module, name), padding_of(method, module, name)
     method._tensor_name = name  # as in torch, known to the method when it computes its mask
+    if getattr(method, "needs_values", True):
+        require_data(scores, describe(module, name))
     with naming(describe(module, name)):
-        keep = next_mask(method, scores, attribute.alive_mask(module, name))
-    return impose(method, module, name, keep, layout)
+        keep = next_mask(method, scores, without(alive, padding))
+    warn_of_twins({key: [(module, name)]})
+    return impose(method, module, name, with_padding(keep, padding, alive), layout)
 
 
 def impose(method: AnyMethod, module: nn.Module, name: str, keep: Tensor, layout: Layout) -> BasePruningMethod:
@@ -269,7 +279,18 @@ def impose(method: AnyMethod, module: nn.Module, name: str, keep: Tensor, layout
         attribute.attach(module, name, keep, layout)
     else:
         attribute.set_mask(module, name, keep)
-    return _record(module, name, _light(method))
+    hook = _record(module, name, method if _reads_itself(method) else _light(method))
+    attribute.read_by(module, name, method.apply_mask if _reads_itself(method) and len(_methods(hook)) == 1 else None)
+    return hook
+
+
+def _reads_itself(method: AnyMethod) -> bool:
+    """Whether a method has an ``apply_mask`` of its own, not that of this package or of torch."""
+    return type(method).apply_mask not in (BasePruningMethod.apply_mask, torch_prune.BasePruningMethod.apply_mask)
+
+
+def _methods(hook: AnyMethod) -> Sequence[AnyMethod]:
+    return tuple(hook) if isinstance(hook, PruningContainer) else (hook,)
 
 
 def _light(method: AnyMethod) -> AnyMethod:

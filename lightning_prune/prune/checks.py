@@ -54,6 +54,9 @@ def require_parameter(module: nn.Module, name: str) -> nn.Parameter:
     parameter = module._parameters[name]
     if parameter is None:
         raise TypeError(f"{where} is None (the module was made without it): there is nothing to prune")
+    if parameter.layout is not torch.strided or parameter.is_quantized:
+        kind = "quantized" if parameter.is_quantized else str(parameter.layout)
+        raise TypeError(f"{where} is {kind}, which cannot be masked: prune the dense tensor that it was made of")
     return parameter
 
 
@@ -61,6 +64,14 @@ def _is_lazy(module: nn.Module, parameter: nn.Parameter | None) -> bool:
     """Whether the first call will give a parameter its shape, or the module another class."""
     lazy = isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
     return lazy or isinstance(parameter, UninitializedParameter)
+
+
+def require_data(tensor: Tensor, where: str) -> None:
+    """Raises ValueError if a tensor has no values, as on the meta device."""
+    if tensor.is_meta:
+        raise ValueError(
+            f"{where} is on the meta device and has no data: give it values (to_empty and a load or a reset) first"
+        )
 
 
 def _raise_not_a_parameter(module: nn.Module, name: str) -> None:
@@ -89,8 +100,15 @@ def _what_it_is(module: nn.Module, name: str) -> str:
 def require_pruned(module: nn.Module, name: str) -> None:
     """Raises ValueError unless ``module.name`` is pruned."""
     if attribute.layout_of(module, name) is None:
-        pruned = ", ".join(attribute.masked_names(module)) or "none"
-        raise ValueError(f"{describe(module, name)} is not pruned; pruned tensors of this module: {pruned}")
+        where, pruned = describe(module, name), ", ".join(attribute.masked_names(module))
+        inside = [f"{at}.{n}" for at, child in module.named_modules() if at for n in attribute.masked_names(child)]
+        if inside and not pruned:
+            more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+            raise ValueError(
+                f"{where} is not pruned, but tensors of modules inside it are ({', '.join(inside[:3])}{more}): remove "
+                "each from the module that holds it, or all with remove_all(module)"
+            )
+        raise ValueError(f"{where} is not pruned; pruned tensors of this module: {pruned or 'none'}")
 
 
 def require_shape(tensor: Tensor, like: Tensor, what: str, of: str) -> None:
@@ -118,7 +136,8 @@ def require_prunable(module: nn.Module, name: str, layout: Layout) -> nn.Paramet
     """The parameter behind ``module.name``, or an error if a mask cannot be put on it in this layout."""
     parameter = require_parameter(module, name)
     if attribute.layout_of(module, name) is None:
-        attribute.require_unwrapped(module)
+        with naming(describe(module, name)):
+            attribute.require_attachable(module, name, layout)
         for taken in (f"{name}_orig", f"{name}_mask"):
             if _has_of_its_own(module, taken):
                 raise ValueError(f"{describe(module, taken)} exists already: '{name}' cannot be pruned under that name")

@@ -10,8 +10,9 @@ import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
-from lightning_prune.prune.base import find_hook
+from lightning_prune.prune.base import BasePruningMethod, find_hook
 from lightning_prune.prune.checks import require_pruned
+from lightning_prune.prune.foreign import foreign_names, remove_foreign
 from lightning_prune.prune.global_pruning import global_masks as global_masks
 from lightning_prune.prune.global_pruning import global_unstructured as global_unstructured
 from lightning_prune.prune.methods import (
@@ -251,7 +252,8 @@ def is_pruned(module: nn.Module) -> bool:
 def remove(module: M, name: str) -> M:
     """Makes the pruning of a tensor permanent: a plain parameter again, with zeros where it was pruned.
 
-    It is the same parameter object, back under its name and in its old place among the parameters.
+    It is the same parameter object, back under its name and in its old place among the parameters. A tensor that
+    ``torch.nn.utils.prune`` has pruned is removed as torch does it.
 
     Args:
         module: Module that holds the pruned tensor.
@@ -268,9 +270,15 @@ def remove(module: M, name: str) -> M:
         >>> int((layer.weight == 0).sum()), list(layer.state_dict())
         (6, ['weight', 'bias'])
     """
+    if isinstance(module, nn.Module) and name in foreign_names(module):
+        remove_foreign(module, name)
+        return module
     require_pruned(module, name)
     found = find_hook(module, name)
-    attribute.detach(module, name)
+    if found is not None and isinstance(found[1], BasePruningMethod):
+        found[1].remove(module)
+    else:
+        attribute.detach(module, name)
     if found is not None:
-        del module._forward_pre_hooks[found[0]]
+        module._forward_pre_hooks.pop(found[0], None)
     return module

@@ -36,7 +36,7 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
     if is_sharded(scores):
         return _next_of_whole(method, scores, alive)
     region = _region(method, scores if alive is None else alive, first=alive is None)
-    part = scores.clone() if region is ... else scores[region]
+    part = _shown(scores, region)
     dtype = part.real.dtype if part.is_complex() else part.dtype
     default = torch.ones_like(part, dtype=dtype) if alive is None else alive[region].to(dtype)
     found = _as_binary(method, compute_mask(method, part, default), default)
@@ -59,6 +59,16 @@ def _next_of_whole(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> T
         mask = next_mask(method, everything, living)
     require_same_masks({"all that it was shown": mask})
     return cut(mask, scores)
+
+
+def _shown(scores: Tensor, region: Any) -> Tensor:
+    """The part of the scores that a method is shown, with the part of the gradient that they have."""
+    part = scores.clone() if region is ... else scores[region]
+    gradient = scores.grad
+    if gradient is not None:
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        part.grad = gradient.clone() if region is ... else gradient[region]
+    return part
 
 
 def _region(method: AnyMethod, alive: Tensor, first: bool) -> Any:
@@ -104,7 +114,45 @@ def scores_of(module: nn.Module, name: str, given: Tensor | None) -> Tensor:
     """What to rank the entries of ``module.name`` by: the scores that are given, or the parameter as it is now."""
     parameter = require_parameter(module, name)
     if given is None:
-        return parameter.detach()
+        scores = parameter.detach()
+        scores.grad = parameter.grad
+        return scores
     require_shape(given, parameter, "importance_scores", describe(module, name))
     scores = given.detach().to(parameter.device)
     return scores.to(torch.uint8) if scores.dtype is torch.bool else scores
+
+
+def padding_of(method: AnyMethod, module: nn.Module, name: str) -> Tensor | None:
+    """Where a tensor holds a row for padding, which no ranking takes: it is never trained and often 0.
+
+    Args:
+        method: What is about to prune; one of type ``"global"`` decides about the whole tensor itself.
+        module: Owner of the tensor.
+        name: Name of the tensor.
+
+    Returns:
+        Boolean, shape of the tensor, True in that row; ``None`` if there is none.
+    """
+    row = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and name == "weight" else None
+    if row is None or getattr(method, "PRUNING_TYPE", None) == "global":
+        return None
+    parameter = require_parameter(module, name)
+    if is_sharded(parameter):  # no rank has the row for all
+        return None
+    mask = torch.zeros_like(parameter, dtype=torch.bool, requires_grad=False)
+    mask[row] = True
+    return mask
+
+
+def without(alive: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """The mask of what may be pruned: what is left, without the padding."""
+    if padding is None:
+        return alive
+    return ~padding if alive is None else alive & ~padding
+
+
+def with_padding(keep: Tensor, padding: Tensor | None, alive: Tensor | None) -> Tensor:
+    """The mask of what is kept: what a method kept, and of the padding what was left of it."""
+    if padding is None:
+        return keep
+    return keep | (padding if alive is None else padding & alive)

@@ -53,6 +53,7 @@ class Identity(NativeMethod):
     """Prunes nothing; installs the parametrization with a mask of ones."""
 
     PRUNING_TYPE = "unstructured"
+    needs_values = False
 
     def keep_mask(self, t: Tensor, alive: Tensor | None) -> Tensor:
         """The mask as it is."""

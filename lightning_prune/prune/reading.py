@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -10,10 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.nn.utils.weight_norm import WeightNorm
 
 from lightning_prune.prune.kernels.embeddings import masked_rows
 from lightning_prune.prune.kernels.masking import masked
 
+_TAKES_PARAMETERS = inspect.unwrap(WeightNorm.apply).__code__  # deletes the slot with nothing that could refuse it
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -111,6 +114,11 @@ def reader(base: type[nn.Module], name: str, layout: Layout) -> Callable[[nn.Mod
         return masked(getattr(self, orig_name), mask)
 
     def kept(self: nn.Module) -> Tensor:
+        if not torch.compiler.is_compiling() and sys._getframe(1).f_code is _TAKES_PARAMETERS:
+            raise ValueError(
+                f"'{name}' of {type(self).__name__} is pruned: weight_norm would take its parameter away; call "
+                f"remove(module, '{name}') first, or normalize first and prune '{name}_v'"
+            )
         parameter, mask = _registered(self, name), cast(Tensor, self.__dict__["_kept_masks"][name])
         return masked(parameter, mask.to("meta") if type(parameter) is nn.Parameter and parameter.is_meta else mask)
 

@@ -7,6 +7,8 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
+from lightning_prune.prune.checks import require_data
+from lightning_prune.prune.foreign import foreign_mask, foreign_names, foreign_value
 from lightning_prune.prune.functional import remove
 
 M = TypeVar("M", bound=nn.Module)
@@ -19,7 +21,8 @@ def pruned_tensors(model: nn.Module) -> dict[str, Tensor]:
         model: Any module.
 
     Returns:
-        Boolean masks (True = kept) by the full name of the tensor, such as ``"encoder.0.weight"``.
+        Boolean masks (True = kept) by the full name of the tensor, such as ``"encoder.0.weight"``; also of tensors
+        that ``torch.nn.utils.prune`` has pruned.
 
     Example:
         >>> from lightning_prune.prune import l1_unstructured
@@ -30,15 +33,17 @@ def pruned_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
     masks: dict[str, Tensor] = {}
     for prefix, module in model.named_modules():
+        at = f"{prefix}." if prefix else ""
         for name in attribute.masked_names(module):
             mask = attribute.alive_mask(module, name)
             assert mask is not None
-            masks[f"{prefix}.{name}" if prefix else name] = mask
+            masks[at + name] = mask
+        masks.update((at + name, foreign_mask(module, name)) for name in foreign_names(module))
     return masks
 
 
 def remove_all(model: M) -> M:
-    """Makes all pruning of a model permanent; see :func:`remove`.
+    """Makes all pruning of a model permanent, also that by ``torch.nn.utils.prune``; see :func:`remove`.
 
     Args:
         model: Any module, pruned or not.
@@ -56,11 +61,10 @@ def remove_all(model: M) -> M:
         >>> is_pruned(remove_all(net))
         False
     """
-    pruned = [module for module in model.modules() if attribute.masked_names(module)]
-    for module in pruned:
+    for module in model.modules():
         attribute.require_unwrapped(module)
-    for module in pruned:
-        for name in attribute.masked_names(module):
+    for module in model.modules():
+        for name in (*attribute.masked_names(module), *foreign_names(module)):
             remove(module, name)
     return model
 
@@ -74,6 +78,9 @@ def sparsity(model: nn.Module) -> float:
     Returns:
         ``zeros / entries`` in [0, 1]; shared parameters count once; 0.0 without parameters.
 
+    Raises:
+        ValueError: If a parameter has no data (it is on the meta device).
+
     Example:
         >>> from lightning_prune.prune import l1_unstructured
         >>> net = nn.Sequential(nn.Linear(3, 2, bias=False), nn.ReLU())
@@ -81,9 +88,11 @@ def sparsity(model: nn.Module) -> float:
         >>> sparsity(net)
         0.5
     """
-    values = effective_parameters(model).values()
-    zeros = sum(value.numel() - int(value.count_nonzero()) for value in values)
-    total = sum(value.numel() for value in values)
+    values = effective_parameters(model)
+    for name, value in values.items():
+        require_data(value, f"'{name}'")
+    zeros = sum(value.numel() - int(value.count_nonzero()) for value in values.values())
+    total = sum(value.numel() for value in values.values())
     return zeros / total if total else 0.0
 
 
@@ -105,7 +114,11 @@ def effective_parameters(model: nn.Module) -> dict[str, Tensor]:
     for full_name, _ in model.named_parameters():
         prefix, _, slot = full_name.rpartition(".")
         module = model.get_submodule(prefix)
-        pruned = slot.removesuffix("_orig")
-        name = pruned if attribute.layout_of(module, pruned) is not None else slot
-        values[f"{prefix}.{name}" if prefix else name] = getattr(module, name).detach()
+        at, pruned = f"{prefix}." if prefix else "", slot.removesuffix("_orig")
+        if attribute.layout_of(module, pruned) is not None:
+            values[at + pruned] = getattr(module, pruned).detach()
+        elif pruned in foreign_names(module):
+            values[at + pruned] = foreign_value(module, pruned).detach()
+        else:
+            values[at + slot] = getattr(module, slot).detach()
     return values

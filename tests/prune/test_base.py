@@ -78,7 +78,8 @@ def test_compute_mask_applies_the_latest_method_to_what_is_left() -> None:
     assert container.compute_mask(tensor, before).tolist() == [[0, 0], [1, 1]]
     container.add_pruning_method(named(CustomFromMask([[1, 1], [0, 1]])))
     assert container.compute_mask(tensor, before).tolist() == [[0, 1], [0, 1]]
-    assert container.compute_mask(tensor, before.bool()).dtype is torch.bool
+    assert container.compute_mask(tensor, before.bool()).dtype is torch.float32
+    assert container.compute_mask(tensor.double(), before.long()).dtype is torch.float64
 
 
 def test_an_empty_container_computes_no_mask() -> None:

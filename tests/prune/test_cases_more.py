@@ -137,11 +137,6 @@ def test_e19_custom_masks(keep_name: bool) -> None:
         assert_refused(layer, call, ValueError, "Linear.weight", message)
 
 
-def test_e19_a_mask_is_moved_to_the_device_of_the_tensor(keep_name: bool) -> None:
-    layer = custom_from_mask(nn.Linear(2, 1, device="meta"), "weight", torch.ones(1, 2), keep_name=keep_name)
-    assert layer.weight_mask.is_meta
-
-
 @pytest.fixture
 def only_new_objects() -> Iterator[None]:
     """Hides all objects that are there already from the garbage collector."""

@@ -31,6 +31,12 @@ _BITS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
+_UNFILLED = {  # dtypes that torch stores and does not fill, and ones of their size whose 0 has the same bits
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    **{kind: torch.uint8 for name, kind in vars(torch).items() if name.startswith("float8_")},
+}
 _PLAIN = (Tensor, nn.Parameter)
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of small masks, the numbers that the threshold kernel wants
@@ -130,6 +136,9 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
         tensor([1., 0.])
     """
     tensor = tensor.detach()
+    if tensor.dtype in _UNFILLED:
+        tensor.view(_UNFILLED[tensor.dtype]).masked_fill_(~mask, 0)
+        return
     if not _has_bits(tensor) or _transformed(tensor):
         tensor.masked_fill_(~mask, 0)
         return

@@ -1,0 +1,33 @@
+"""Tensors that ``torch.nn.utils.prune`` has pruned: what they read, and the end of it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch.nn.utils.prune as torch_prune
+from torch import Tensor, nn
+
+from lightning_prune.prune import attribute
+
+
+def foreign_names(module: nn.Module) -> list[str]:
+    """Names of the tensors of this module (not of its children) that torch has pruned and this package has not."""
+    hooks = module._forward_pre_hooks.values()
+    names = [hook._tensor_name for hook in hooks if isinstance(hook, torch_prune.BasePruningMethod)]
+    mine = attribute.masked_names(module)
+    return [name for name in names if name not in mine and f"{name}_orig" in module._parameters]
+
+
+def foreign_mask(module: nn.Module, name: str) -> Tensor:
+    """Boolean mask (True = kept)."""
+    return cast(Tensor, module._buffers[f"{name}_mask"]) != 0
+
+
+def foreign_value(module: nn.Module, name: str) -> Tensor:
+    """What the next forward reads; the attribute holds what the last one did."""
+    return cast(Tensor, module._parameters[f"{name}_orig"]) * cast(Tensor, module._buffers[f"{name}_mask"])
+
+
+def remove_foreign(module: nn.Module, name: str) -> None:
+    """Makes the pruning permanent, as torch does."""
+    torch_prune.remove(module, name)  # type: ignore[no-untyped-call]
