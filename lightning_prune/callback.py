@@ -1,32 +1,37 @@
-"""PruningCallback: prunes a model while a Trainer fits it."""
+"""PruningCallback: prunes a model while a Trainer fits it. Only the translation of a Trainer's hooks."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_prune.distributed import of_rank_0, require_strategy, together
+from lightning_prune.distributed import of_rank_0, together
+from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.messages import Announcer
 from lightning_prune.fit.preview import Preview, play
+from lightning_prune.fit.resuming import Kept, Saved, find_state
 from lightning_prune.fit.rewind import Reinit, Rewind
 from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_overlap
-from lightning_prune.fit.session import Session, new_run, settle
-from lightning_prune.prune.arguments import instance_of, one_of
-from lightning_prune.pruner.budgets import Budget, Scope, as_budget
-from lightning_prune.pruner.method import Method, make_recipe
-from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.fit.session import Session, settle
+from lightning_prune.fit.settings import Settings
+from lightning_prune.pruner.budgets import Budget, Scope
+from lightning_prune.pruner.method import Method
 from lightning_prune.schedules import Schedule
-from lightning_prune.schedules.plan import Clock, Demand, Times, make_plan
-from lightning_prune.targets.patterns import Patterns, as_patterns, describe_patterns
-from lightning_prune.targets.select import select_trainable
+from lightning_prune.schedules.plan import Clock, Demand, Plan, Times
+from lightning_prune.targets.patterns import Patterns, describe_patterns
+from lightning_prune.trainer.limits import limits_of
 from lightning_prune.trainer.logs import Running, SparsityLog
+from lightning_prune.trainer.loop import training_of
 from lightning_prune.trainer.monitors import FreshScores, restart
+from lightning_prune.trainer.refusals import require_fit
 
 
 class PruningCallback(Callback):
@@ -66,10 +71,11 @@ class PruningCallback(Callback):
             count for the plan. Without ``amount``, ``schedule`` and times nothing else is pruned.
         frozen: ``"skip"``: tensors that are frozen when fit starts are not pruned; ``"join"``: at the first event after
             they became trainable they are pruned with the others, and count for the plan from then on.
-        enforce: How masked weights are kept at zero: ``"read"``: whatever is written into the parameter, reading it
-            gives zeros; ``"in_place"``: the parameter holds them, its gradient is masked after each backward, and zeros
-            are written again after each step, with the same results, close to dense training in speed and memory.
-            Sharded parameters are always kept in place.
+        enforce: How masked weights are kept at zero. ``"in_place"``: modules stay as they are; the parameter holds the
+            zeros, its gradient is masked where it arises, and zeros are written again after each step and over what
+            others wrote. ``"read"``: reading the parameter gives zeros, whatever is written into it, at the cost of a
+            product in each forward and backward; the module's class is another one during the fit. The results are
+            the same. Sharded parameters are always kept in place.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
             scores from then on, so that the best checkpoint is one of the highest sparsity reached.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
@@ -106,46 +112,72 @@ class PruningCallback(Callback):
         seed: int | None = None,
         keep_zeros: bool = False,
         frozen: Literal["skip", "join"] = "skip",
-        enforce: Literal["read", "in_place"] = "read",
+        enforce: Literal["in_place", "read"] = "in_place",
         restart_scores: bool = True,
         allow_unfinished: bool = False,
         log_tensors: bool = False,
         log_prefix: str = "",
         prog_bar: bool = False,
         verbose: bool = True,
+        **unknown: Any,
     ) -> None:
-        self.recipe = make_recipe(method, n, dim, method_kwargs)
-        amount = self.recipe.amount_or(amount)
-        self.budget = as_budget(scope)
-        self.plan = make_plan(
-            *(amount, epochs, steps, schedule),
-            takes_amount=self.recipe.takes_amount,
+        self.settings = Settings(
+            method,
+            amount,
+            epochs=epochs,
+            steps=steps,
+            schedule=schedule,
+            scope=scope,
+            n=n,
+            dim=dim,
+            method_kwargs=method_kwargs,
+            parameters=parameters,
+            exclude=exclude,
+            rewind=rewind,
+            seed=seed,
             keep_zeros=keep_zeros,
-            scope=self.budget.scope,
+            frozen=frozen,
+            enforce=enforce,
+            allow_unfinished=allow_unfinished,
+            **unknown,
         )
-        self.parameters = None if parameters is None else as_patterns(parameters)
-        self.exclude = as_patterns(exclude)
-        self.rewind = instance_of("rewind", rewind, (Rewind, Reinit), "Rewind(epoch=0)")
-        self.seed = instance_of("seed", seed, (int,), "42")
-        self.keep_zeros = one_of("keep_zeros", keep_zeros, (False, True))
-        self.frozen = one_of("frozen", frozen, ("skip", "join"))
-        self.enforce = one_of("enforce", enforce, ("read", "in_place"))
         self.restart_scores = restart_scores
-        self.allow_unfinished = allow_unfinished
-        self.verbose = verbose
-        self._session: Session | None = None
         self._scores = FreshScores()
         self._log = SparsityLog(log_tensors, log_prefix, prog_bar)
-        self._saved: dict[str, Any] | None = None
-        self._saved_of: weakref.ref[nn.Module] | None = None
         self._say = Announcer(verbose)
+        self._session: Session | None = None
+        self._loaded: Saved | None = None
+        self._asked = False
         self._max_epochs: int | None = None
         self._alike: int | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Knows no Trainer and no model."""
+        self._trainer: weakref.ref[Trainer] | None = None
+        self._model: weakref.ref[nn.Module] | None = None
+        self._left: MutableMapping[nn.Module, Kept | None] = WeakIdKeyDictionary()
+        self._ended: tuple[dict[str, Tensor], dict[str, Any]] = ({}, {})
+
+    @property
+    def plan(self) -> Plan:
+        """When how much is asked for."""
+        return self.settings.plan
 
     @property
     def run(self) -> PruningRun | None:
         """Selection and masks while a fit is running."""
         return None if self._session is None else self._session.run
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """Boolean masks (True = kept) of the pruned tensors by name, during the fit and after it."""
+        return self._ended[0] if self.run is None else self.run.pruned
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """The methods that pruned each tensor, by name, during the fit and after it."""
+        return self._ended[1] if self.run is None else self.run.history
 
     @property
     def state_key(self) -> str:
@@ -156,8 +188,9 @@ class PruningCallback(Callback):
         so that it lets callbacks pass whose selections are only compared when the fit starts.
         """
         if self._alike is None:
-            chosen = [p if isinstance(p, str) else id(p) for p in [*(self.parameters or ()), *self.exclude]]
-            return self._generate_state_key(**self._selection(), how=self._words(), chosen=chosen)
+            patterns = [*(self.settings.parameters or ()), *self.settings.exclude]
+            chosen = [p if isinstance(p, str) else id(p) for p in patterns]
+            return self._generate_state_key(**self._selection(), how=str(self.settings), chosen=chosen)
         return self._generate_state_key(**self._selection(), **({"alike": self._alike} if self._alike else {}))
 
     def due(self, trainer: Trainer, time: int) -> Sequence[Demand]:
@@ -171,9 +204,7 @@ class PruningCallback(Callback):
             What to do now, in order; nothing by default between the times of the plan. On several devices every rank
             is asked, and what rank 0 says is done on all.
         """
-        assert self._session is not None
-        run, plan = self._session.run, self._session.plan
-        return plan.due(plan.start(time) if run.done is None else run.done, time)
+        return self._at_work().demands(time)
 
     def on_pruned(self, trainer: Trainer, pl_module: LightningModule, event: PruningEvent) -> None:
         """Called after each event; to be overridden.
@@ -198,36 +229,41 @@ class PruningCallback(Callback):
         Raises:
             ValueError: As a fit would, and if a plan without an end needs a total.
         """
-        table = play(model, self._run_of(model), self.plan, total, self.keep_zeros)
+        table = play(model, self.settings.run_of(model), self.plan, total, self.settings.keep_zeros)
         print(table)
         return table
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begins the plan anew; forgets masks of another model."""
+        """Begins the plan anew; frees what an earlier fit could not."""
+        if self._session is not None and self._is_of(trainer, stage):
+            self._finish()
+        if self._session is not None:
+            return  # another Trainer works on the model within a fit
         if stage == "fit":
-            require_strategy(trainer.strategy)
-            known = self._saved_of is not None and self._saved_of() is pl_module
-            self._saved = {**self._saved, "again": True} if known and self._saved else None
+            require_fit(trainer)
+            self._loaded, self._asked = None, False
             self._max_epochs = trainer.max_epochs  # before averaging callbacks add epochs of their own
+        self._model = weakref.ref(pl_module)
         before = itertools.takewhile(lambda c: c is not self, trainer.callbacks)  # type: ignore[attr-defined]
         self._alike = sum(isinstance(c, PruningCallback) and c._selection() == self._selection() for c in before)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Selects the tensors and refuses what cannot work."""
+        limits = Limits(self._max_epochs, trainer.max_steps)
         with together():
-            run = self._run_of(pl_module, trainer)
-            refuse_overlap(run, [s.run for s in self._sessions(trainer)])
-            session = Session(run, self.plan, self._words(), self.rewind, self._max_epochs, self._say)
-        session.check(trainer, pl_module, self._unfinished_is_fine(trainer))
-        self._session = session
+            session = Session(self._settings_for(trainer), training_of(trainer, pl_module, limits), self._say)
+            refuse_overlap(session.run, [c.run for c in self._crew(trainer) if c.run is not None])
+        session.agree()
+        self._session, self._trainer = session, weakref.ref(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
-        assert self._session is not None
+        session = self._at_work()
         self._log.start()
         self._scores = FreshScores()
-        self._session.start(trainer, pl_module, self._saved, self.keep_zeros, self._unfinished_is_fine(trainer))
-        self._saved = None
+        limits = limits_of(trainer, self._max_epochs)
+        session.start(training_of(trainer, pl_module, limits), self._loaded or self._left.get(pl_module))
+        self._loaded = None
         if self._leads(trainer):
             self._scores.start(trainer)
             self._say.coverage(pl_module, [t for s in self._sessions(trainer) for t in s.run.targets])
@@ -236,32 +272,50 @@ class PruningCallback(Callback):
         """Carries out what is due at this epoch."""
         self._scores.on_train_epoch_start()
         self._tick(trainer, pl_module, only="epoch")
+        self._at_work().mend(thoroughly=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
         self._tick(trainer, pl_module)
+        self._at_work().mend()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets no gradient move a zero that is kept in place."""
         if self._session is not None:
             self._session.after_backward()
 
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Shows all gradients to those who watch, before they are clipped."""
+        if self._session is not None:
+            self._session.gradients_are_ready(optimizer)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Says how sparse the model is, and lets no file be ranked by a score of other weights."""
+        if self._session is not None:
+            self._session.batch_end()
         if self._leads(trainer):
             self._log.batch_end(trainer, self._running(trainer))
             self._scores.on_train_batch_end()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes which scores a validation during the fit makes."""
-        if self.run is not None and not trainer.sanity_checking:
-            self._scores.on_validation_start(trainer)
+        """Writes zeros over what others wrote, and notes which scores a validation during the fit makes."""
+        if self._session is not None and self._is_of(trainer):
+            self._session.mend(thoroughly=True)
+            if not trainer.sanity_checking:
+                self._scores.on_validation_start(trainer)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Writes zeros over what others wrote when the validation began, such as averages."""
+        if self._session is not None:
+            self._session.mend()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes which scores a validation during the fit made."""
-        if self.run is not None and not trainer.sanity_checking:
+        if self._session is not None and self._is_of(trainer) and not trainer.sanity_checking:
             self._scores.on_validation_end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -270,129 +324,150 @@ class PruningCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the share of zeros."""
-        if self._session is not None:
-            self._session.epoch_end()
+        self._at_work().epoch_end()
         if self._leads(trainer):
             self._scores.on_train_epoch_end(trainer)
             self._log.epoch_end(trainer, pl_module, self._running(trainer))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves a plain model."""
-        self._finish(pl_module)
+        self._finish()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves a plain model."""
-        self._scores.close()
-        self._finish(pl_module, alone=True)
+        if self._is_of(trainer):
+            self._scores.close()
+            self._finish(alone=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leaves a plain model."""
-        self._finish(pl_module)
+        if self._is_of(trainer):
+            self._finish()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to the model fitted last: the reference to it, and Lightning's ``log`` of it."""
-        return {key: value for key, value in vars(self).items() if key not in ("log", "log_dict")} | {"_saved_of": None}
+        """Without what belongs to the model fitted last: references to it, and Lightning's ``log`` of it."""
+        others = ("log", "log_dict", "_model", "_trainer", "_left", "_ended")
+        return {key: value for key, value in vars(self).items() if key not in others}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy belongs to no model yet."""
+        vars(self).update(state)
+        self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Masks and position; kept after a fit until the next one."""
-        if self._session is None or self._saved is not None:
-            return self._saved or {}
-        return self._session.state_dict()
+        """Masks and position; those of the model at hand are kept after a fit until the next one."""
+        if self._session is not None and self._session.run.started:
+            return self._session.state_dict()
+        self._asked = True
+        model = None if self._model is None else self._model()
+        saved = self._loaded or (None if model is None else self._left.get(model))
+        return {} if saved is None else dict(saved.state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keeps the state until training starts, when all weights are there; later (a tuner went back) takes it."""
+        """Takes the state when a tuner went back in mid-fit; see :meth:`on_load_checkpoint` for all other times."""
         if self._session is not None and self._session.run.started:
             self._session.load_state_dict(state_dict)
-        else:
-            self._saved = state_dict
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Writes zeros over what others wrote; the state dict in the checkpoint shares memory with the model."""
+        if self._session is not None and self._is_of(trainer):
+            self._session.mend(thoroughly=True)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Says so when a fit goes on from a checkpoint without a pruning state."""
-        self._saved_of = weakref.ref(pl_module)
-        resuming = trainer.state.fn == "fit" and trainer.ckpt_path is not None
-        if resuming and self.state_key not in checkpoint["callbacks"]:
+        """Finds the state of this pruning, to be used when training starts and all weights are there."""
+        fits = trainer.state.fn == "fit"
+        if (fits and self._asked) or (self._session is not None and self._session.run.started):
+            return  # a tuner goes back to what it was given, or another Trainer works within the fit
+        state = find_state(checkpoint["callbacks"], self.state_key, [c.state_key for c in self._all(trainer)])
+        if not fits:
+            self._left[pl_module] = None if state is None else Kept(state)
+        elif state is not None:
+            self._loaded = Saved(state)
+        else:
             rank_zero_warn(f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh")
-
-    def _run_of(self, model: nn.Module, trainer: Trainer | None = None) -> PruningRun:
-        """The selection of a model, checked; nothing is changed."""
-        join = self.frozen == "join"
-        targets, frozen = select_trainable(
-            model, self.parameters, self.exclude, join, spare_outputs=self.recipe.prunes_outputs
-        )
-        pruner = Pruner(self.recipe, self.budget, self.plan.final)
-        return new_run(targets, frozen, join, pruner, self.enforce == "in_place", self.seed, trainer)
 
     def _selection(self) -> dict[str, str]:
         """What is pruned, in words that are the same in every process."""
-        return {"parameters": describe_patterns(self.parameters), "exclude": describe_patterns(self.exclude)}
+        settings = self.settings
+        return {
+            "parameters": describe_patterns(settings.parameters),
+            "exclude": describe_patterns(settings.exclude),
+        }
 
-    def _words(self) -> str:
-        """How and when is pruned, in words that are the same in every process."""
-        return f"{self.recipe}, {self.budget.scope}: {self.plan}"
+    def _settings_for(self, trainer: Trainer) -> Settings:
+        """Those of this callback; a Trainer that only tries a few batches finishes no plan."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return self.settings.with_unfinished()
+        return self.settings
 
-    def _at_work(self, trainer: Trainer) -> list[PruningCallback]:
-        """All callbacks of this kind, since a model can be pruned by several."""
-        callbacks = [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
-        return [c for c in callbacks if c._session is not None]
+    def _all(self, trainer: Trainer) -> list[PruningCallback]:
+        return [c for c in trainer.callbacks if isinstance(c, PruningCallback)]  # type: ignore[attr-defined]
+
+    def _crew(self, trainer: Trainer) -> list[PruningCallback]:
+        """All callbacks at work on the model of this Trainer: the first leads, the last carries out."""
+        return [c for c in self._all(trainer) if c._is_of(trainer)]
 
     def _sessions(self, trainer: Trainer) -> list[Session]:
-        return [c._session for c in self._at_work(trainer) if c._session is not None]
+        return [c._at_work() for c in self._crew(trainer)]
 
     def _running(self, trainer: Trainer) -> Running:
         return [(session.run, session.plan) for session in self._sessions(trainer)]
 
     def _leads(self, trainer: Trainer) -> bool:
-        """Whether this is the first of its kind: what concerns the whole Trainer is done once."""
-        return self._session is not None and self._leader(trainer) is self
+        """Whether what concerns the whole Trainer is done by this one."""
+        return self._session is not None and self._crew(trainer)[0] is self
 
-    def _leader(self, trainer: Trainer) -> PruningCallback:
-        return self._at_work(trainer)[0]
+    def _is_of(self, trainer: Trainer, stage: str = "fit") -> bool:
+        """Whether a pruning is at work in this Trainer, not in one that has it in its hooks."""
+        mine = None if self._trainer is None else self._trainer()
+        return self._session is not None and stage == "fit" and mine in (trainer, None)
 
-    def _unfinished_is_fine(self, trainer: Trainer) -> bool:
-        return self.allow_unfinished or bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+    def _at_work(self) -> Session:
+        if self._session is None:
+            raise RuntimeError(
+                f"this {type(self).__name__} was not there when the fit began: give it to the Trainer before fit()"
+            )
+        return self._session
 
     def _tick(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None = None) -> None:
         """Carries out what is due now in plans that count in ``only``; the last of its kind does, for all of them.
 
         So all of them rank the trained weights, before any goes back.
         """
-        callbacks = self._at_work(trainer)
-        if callbacks[-1] is not self:
+        self._at_work()
+        crew = self._crew(trainer)
+        if crew[-1] is not self:
             return
-        done = [(callback, callback._prune(trainer, pl_module, only)) for callback in callbacks]
-        settle(trainer, pl_module, self._sessions(trainer), [events for _, events in done])
-        for callback, events in done:
+        done = [callback._prune(trainer, pl_module, only) for callback in crew]
+        settle(training_of(trainer, pl_module), self._sessions(trainer), done)
+        for callback, events in zip(crew, done, strict=True):
             callback._tell(trainer, pl_module, events)
 
     def _prune(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None) -> list[PruningEvent]:
-        session = self._session
-        assert session is not None
-        session.watch(trainer, pl_module)
-        time = trainer.global_step if session.plan.unit == "step" else trainer.current_epoch
-        if only not in (None, session.plan.unit) or session.is_past(trainer, time):
+        session, now = self._at_work(), training_of(trainer, pl_module)
+        session.watch(now)
+        if not session.is_due(now, only):
             return []
-        return session.prune(pl_module, time, self._demands(trainer, time))
-
-    def _demands(self, trainer: Trainer, time: int) -> Sequence[Demand]:
-        """What is due now, as rank 0 says: a policy may look at what ranks see differently, such as a metric."""
-        alike = self.plan.pure and type(self).due is PruningCallback.due
-        return of_rank_0(lambda: self.due(trainer, time), nothing_everywhere=alike)
+        time, alike = now.time(session.plan.unit), session.plan.pure and type(self).due is PruningCallback.due
+        return session.prune(now, of_rank_0(lambda: self.due(trainer, time), nothing_everywhere=alike))
 
     def _tell(self, trainer: Trainer, pl_module: LightningModule, events: Sequence[PruningEvent]) -> None:
         """Tells other callbacks and the user."""
-        assert self._session is not None
         restarts = self.restart_scores and any(event.sparser for event in events)
+        self._at_work().tell(events)
         if events:
-            self._leader(trainer)._scores.on_event(trainer, restarts)
+            self._crew(trainer)[0]._scores.on_event(trainer, restarts)
         if restarts:
             self._say.restarted(restart(trainer.callbacks))  # type: ignore[attr-defined]
         for event in events:
-            self._say.pruned(event, self._session.plan.unit)
             self.on_pruned(trainer, pl_module, event)
 
-    def _finish(self, pl_module: LightningModule, alone: bool = False) -> None:
-        if self._session is not None:
-            pending, state = self._saved, self._session.close(pl_module, alone)
-            self._saved = state if pending is None else pending
-            self._saved_of = weakref.ref(pl_module)
-            self._session = None
+    def _finish(self, alone: bool = False) -> None:
+        session, self._session, self._trainer = self._session, None, None
+        if session is None:
+            return
+        self._ended = session.run.pruned, session.run.history
+        state = session.close(alone)
+        if state is not None and session.run.started:
+            self._left[session.model] = Kept(state)
+        self._loaded = None

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
 from torch import Tensor
 
 from lightning_prune.prune.sharded.agreement import (
@@ -28,7 +27,6 @@ __all__ = [
     "of_rank_0",
     "require_same",
     "require_same_masks",
-    "require_strategy",
     "several_ranks",
     "together",
 ]
@@ -52,25 +50,3 @@ def mean_over_ranks(scores: Sequence[Tensor]) -> list[Tensor]:
         dist.all_reduce(total)
         means.append(total / dist.get_world_size())
     return means
-
-
-def require_strategy(strategy: Strategy) -> None:
-    """Refuses strategies under which masks would not hold.
-
-    Args:
-        strategy: That of the Trainer.
-
-    Raises:
-        ValueError: For FSDP1 and DeepSpeed; names the strategies to use instead.
-    """
-    if isinstance(strategy, FSDPStrategy):
-        raise ValueError(
-            "pruning does not work under FSDPStrategy, which flattens the parameters of a layer into one: use "
-            "ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model, or 'ddp' if the model "
-            "fits on a device"
-        )
-    if isinstance(strategy, DeepSpeedStrategy):
-        raise ValueError(
-            "pruning does not work under DeepSpeedStrategy, which trains copies of the weights that masks do not "
-            "reach: use 'ddp', or ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model"
-        )

@@ -235,19 +235,19 @@ def joining(names: Names, run: Callable[[], None]) -> None:
     assert sum(reached.values()) == round(0.8 * TOTAL)
 
 
-def in_place(names: Names, run: Callable[[], None]) -> None:
+def read(names: Names, run: Callable[[], None]) -> None:
     run()
-    assert names["pruning"].enforce == "in_place"
+    assert names["pruning"].settings.enforce == "read"
     other: Names = {**names, "model": copy.deepcopy(names["model"])}
-    exec(next(b for b in blocks("python") if "in_place" in b).replace('"in_place"', '"read"'), other)
-    assert other["pruning"].enforce == "read"
+    exec(next(b for b in blocks("python") if '"read"' in b).replace('"read"', '"in_place"'), other)
+    assert other["pruning"].settings.enforce == "in_place"
     assert sum(fit(names).values()) == round(0.9 * TOTAL) == sum(fit(other).values())
     expected = other["model"].state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in names["model"].state_dict().items())
 
 
 def preview(names: Names, run: Callable[[], None]) -> None:
-    exec(next(b for b in blocks("python") if "in_place" in b), names)
+    exec(next(b for b in blocks("python") if '"read"' in b), names)
     before = copy.deepcopy(names["model"].state_dict())
     run()
     assert names["table"].sparsities[-1] == pytest.approx(0.9, abs=0.5 / TOTAL)
@@ -394,7 +394,7 @@ CHECKS = [
     own_method,
     own_policy,
     joining,
-    in_place,
+    read,
     preview,
     fine_tuning,
     engine,

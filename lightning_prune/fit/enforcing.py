@@ -1,8 +1,13 @@
-"""Keeping what is pruned at zero between events, where the masked attribute does not: hooks of fits and optimizers.
+"""Keeping what is pruned at zero between events, in the layout that leaves modules as they are.
 
-In layout ``IN_PLACE`` the forward reads the parameter itself. Its gradient is masked after each backward, before it is
-clipped or reduced to a norm, and zeros are written again after each step, which decay, momentum, noise or the user may
-have moved. Hooks on tensors would see every gradient, but those of ``fully_shard`` never call them.
+There the forward reads the parameter itself. Its gradient is masked where it arises, so before anybody clips it, takes
+its norm or sends it to other ranks; zeros are written again after each step, which decay, momentum or noise may have
+moved; and writes by others in between are told by the version that torch counts for each tensor, an integer comparison,
+and mended before the next forward. Of ``fully_shard`` hooks on tensors are never called, so its gradients are masked
+after the backward, and before the step at the latest.
+
+Whoever wants gradients of masked weights too (criteria, regrowth) *watches*: then nothing is masked before
+:meth:`Enforcement.gradients_are_ready`.
 
 In both layouts the second moments of masked weights are kept from decaying into denormals on CPUs; see
 :mod:`lightning_prune.fit.erasing`.
@@ -10,20 +15,37 @@ In both layouts the second moments of masked weights are kept from decaying into
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_prune.fit.erasing import fill_second_moments
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.kernels.masking import write_zeros
-from lightning_prune.prune.sharded.tensors import local
+from lightning_prune.prune.sharded.tensors import is_sharded, local
 from lightning_prune.targets.select import Target
 
 _EVERY = 100  # steps after which second moments are written again: 1e-8 is a normal number still with a beta of 0.5
+
+
+@dataclass
+class _Followed:
+    """A parameter whose gradients and writes are followed."""
+
+    parameter: nn.Parameter
+    written: tuple[int, int] | None = None
+    handle: Any = None
+
+    @property
+    def now(self) -> tuple[int, int]:
+        """Changes whenever the parameter is written into, or given other memory."""
+        return self.parameter._version, self.parameter.data_ptr()
 
 
 class Enforcement:
@@ -31,9 +53,13 @@ class Enforcement:
 
     Args:
         run: The run; its layout says how.
+        ready: Called with an optimizer when its gradients are there, unmasked while somebody watches, before each of
+            its steps without a closure; :meth:`gradients_are_ready` by default.
+
+    Attributes:
+        watching: Whether gradients stay unmasked until they are ready.
 
     Example:
-        >>> import torch
         >>> from lightning_prune.pruner.budgets import Budget
         >>> from lightning_prune.pruner.pruner import Pruner
         >>> from lightning_prune.schedules.plan import Demand
@@ -42,76 +68,156 @@ class Enforcement:
         >>> model = torch.nn.Linear(4, 2)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> pruner = Pruner(make_recipe("l1_unstructured", 2, "out", None), Budget("local", {}, None))
-        >>> run = PruningRun(select(model), pruner, 0, Layout.IN_PLACE)
+        >>> run = PruningRun(select(model), pruner, 0, Layout.PLAIN)
         >>> _ = run.prune(Demand(0, amount=3))
         >>> enforcement = Enforcement(run)
         >>> enforcement.start([optimizer])
         >>> enforcement.write_zeros()
         >>> model(torch.ones(1, 4)).sum().backward()
-        >>> enforcement.after_backward()
-        >>> int((model.weight.grad == 0).sum()), int((model.weight == 0).sum())
-        (3, 3)
+        >>> int((model.weight.grad == 0).sum()), int((model.weight == 0).sum()), type(model)
+        (3, 3, <class 'torch.nn.modules.linear.Linear'>)
         >>> enforcement.stop()
     """
 
-    def __init__(self, run: PruningRun) -> None:
+    def __init__(self, run: PruningRun, ready: Callable[[Optimizer | None], None] | None = None) -> None:
         self._run = run
-        self._in_place = run.layout is Layout.IN_PLACE
+        self._plain = run.layout is Layout.PLAIN
+        self._ready = ready
         self._handles: list[Any] = []
+        self._followed: dict[Target, _Followed] = {}
+        self._others = False
+        self.watching = False
 
-    def start(self, optimizers: Iterable[Optimizer]) -> None:
-        """Follows the steps of all optimizers from now on.
+    def start(self, optimizers: Iterable[object]) -> None:
+        """Follows the parameters and the steps of all optimizers from now on.
 
         Args:
-            optimizers: All optimizers of the fit.
-
-        Raises:
-            TypeError: If the layout is ``IN_PLACE`` and an optimizer is not one of torch's.
+            optimizers: All optimizers of the fit. After steps of kinds that are not torch's nothing can be done at
+                once; :meth:`batch_end` writes their zeros.
         """
-        given = list(optimizers)
-        if self._in_place:
-            _require_hooks(given)
         self.stop()
-        self._handles = [o.register_step_post_hook(self._after_step) for o in given if isinstance(o, Optimizer)]
+        given = list(optimizers)
+        for optimizer in (o for o in given if isinstance(o, Optimizer)):
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            if self._plain:
+                self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+        self._others = not all(isinstance(o, Optimizer) for o in given)
+        self.follow()
 
-    def after_backward(self) -> None:
-        """Masks the gradients in layout ``IN_PLACE``; 0 under the mask also where they are inf or NaN."""
-        if self._in_place:
-            for target in self._run.targets:
-                self._mask(target, target.parameter.grad)
+    def follow(self) -> None:
+        """Follows the parameters that the targets have now."""
+        for target in self._run.targets if self._plain else ():
+            parameter = target.parameter
+            followed = self._followed.get(target)
+            if followed is None or followed.parameter is not parameter:
+                if followed is not None and followed.handle is not None:
+                    followed.handle.remove()
+                followed = self._followed[target] = _Followed(parameter)
+            if followed.handle is None and parameter.requires_grad and not is_sharded(parameter):
+                hook = _MaskGradient(weakref.ref(self), weakref.ref(target))
+                followed.handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        for target in [t for t in self._followed if t not in self._run.targets]:
+            handle = self._followed.pop(target).handle
+            if handle is not None:
+                handle.remove()
+
+    def mend(self) -> None:
+        """Writes the zeros of parameters that somebody else wrote into since they were written last."""
+        if not self._plain:
+            return
+        self.follow()
+        for target, followed in self._followed.items():
+            if followed.written != followed.now:
+                self._write(target)
 
     def write_zeros(self) -> None:
-        """Writes the zeros in layout ``IN_PLACE``, for example over what a checkpoint has under its masks."""
-        if self._in_place:
+        """Writes the zeros of all parameters, for example over what a checkpoint has under its masks."""
+        if self._plain:
+            self.follow()
             for target in self._run.targets:
-                self._mask(target, target.parameter)
+                self._write(target)
+
+    def after_backward(self) -> None:
+        """Masks the gradients that no hook has masked; 0 under the mask also where they are inf or NaN."""
+        if self._run.sharded and not self.watching:
+            self._mask_gradients(self._run.targets)
+
+    def gradients_are_ready(self, optimizer: Optimizer | None = None) -> None:
+        """Masks the gradients that were left as they are for those who watch.
+
+        Args:
+            optimizer: Only those of its parameters; of all by default.
+        """
+        if self._plain and (self.watching or self._run.sharded):
+            self._mask_gradients(self._run.targets if optimizer is None else self.held_by(optimizer))
+
+    def batch_end(self) -> None:
+        """Writes the zeros after steps of optimizers whose steps cannot be followed."""
+        if self._others:
+            self.mend()
+
+    def held_by(self, optimizer: Optimizer) -> list[Target]:
+        """The targets that an optimizer moves."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [target for target in self._run.targets if id(target.parameter) in held]
 
     def stop(self) -> None:
-        """Follows no optimizer any more."""
-        for handle in self._handles:
+        """Follows nothing any more."""
+        handles = [*self._handles, *(f.handle for f in self._followed.values() if f.handle is not None)]
+        self._handles, self._followed = [], {}
+        for handle in handles:
             handle.remove()
-        self._handles = []
+
+    def mask_gradient(self, target: Target) -> None:
+        """Masks the gradient of a target unless somebody watches; called when it was accumulated."""
+        if not self.watching:
+            self._mask_gradients([target])
+
+    def _mask_gradients(self, targets: Sequence[Target]) -> None:
+        for target in targets:
+            gradient, mask = target.parameter.grad, target.alive
+            if gradient is None or mask is None:
+                continue
+            if gradient.layout is torch.strided:
+                write_zeros(local(gradient.detach()), local(mask))
+            else:
+                target.parameter.grad = _masked_rows(gradient, mask)
+
+    def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # torch gives the optimizer itself first
+        if closure is None:
+            (self._ready or self.gradients_are_ready)(optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        stepped = [target for target in self._run.targets if id(target.parameter) in held]
-        for target in stepped if self._in_place else ():
-            self._mask(target, target.parameter)
+        stepped = self.held_by(optimizer)
+        for target in stepped if self._plain else ():
+            self._write(target)
         fill_second_moments(optimizer, stepped, every=_EVERY)
 
-    def _mask(self, target: Target, tensor: Tensor | None) -> None:
-        alive = target.alive
-        if alive is None or tensor is None:
-            return
-        if self._run.sharded:
-            tensor, alive = local(tensor.detach()), local(alive)
-        write_zeros(tensor, alive)
+    def _write(self, target: Target) -> None:
+        mask, parameter = target.alive, target.parameter
+        if mask is not None and mask.shape == parameter.shape:
+            write_zeros(local(parameter.detach()), local(mask))
+        followed = self._followed.get(target)
+        if followed is not None:
+            followed.written = followed.now
 
 
-def _require_hooks(optimizers: Iterable[object]) -> None:
-    for optimizer in optimizers:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f'enforce="in_place" follows the steps of optimizers, which must be torch.optim.Optimizer, got '
-                f'{type(optimizer).__module__}.{type(optimizer).__name__}; enforce="read" works with any'
-            )
+class _MaskGradient:
+    """Called by torch when the gradient of a parameter was accumulated; keeps neither fit nor model alive."""
+
+    def __init__(self, enforcement: weakref.ref[Enforcement], target: weakref.ref[Target]) -> None:
+        self._enforcement, self._target = enforcement, target
+
+    def __call__(self, parameter: Tensor) -> None:
+        enforcement, target = self._enforcement(), self._target()
+        if enforcement is not None and target is not None:
+            enforcement.mask_gradient(target)
+
+
+def _masked_rows(gradient: Tensor, mask: Tensor) -> Tensor:
+    """A sparse gradient of an embedding with zeros under the mask."""
+    summed = gradient.coalesce()
+    rows = summed.indices()[0]
+    values = torch.where(mask[rows], summed.values(), 0)
+    return torch.sparse_coo_tensor(summed.indices(), values, gradient.shape, is_coalesced=True)

@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Optimizer
-from torch.optim.swa_utils import AveragedModel
 
 from lightning_prune.prune.kernels.masking import write_zeros
-from lightning_prune.prune.sharded.tensors import local
+from lightning_prune.prune.sharded.tensors import is_sharded, local
 from lightning_prune.targets.select import Target
 
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
@@ -72,19 +70,6 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
                 _fill_with_mean(target, state.get(key))
 
 
-def averaged_models(callbacks: Iterable[object]) -> list[nn.Module]:
-    """The averages of the model that callbacks keep, by Lightning's callbacks or torch's ``AveragedModel``.
-
-    Other models that a callback holds, such as a teacher, are no averages.
-    """
-    found: list[nn.Module] = []
-    for callback in callbacks:
-        held = [value for value in vars(callback).values() if isinstance(value, nn.Module)]
-        averaging = isinstance(callback, (StochasticWeightAveraging, WeightAveraging))
-        found += [value for value in held if averaging or isinstance(value, AveragedModel)]
-    return found
-
-
 def _fill_with_mean(target: Target, moments: Tensor | None) -> None:
     if moments is None or target.alive is None or moments.shape != target.parameter.shape or moments.is_complex():
         return
@@ -99,8 +84,13 @@ def _erase(target: Target, *tensors: object) -> None:
     """Writes zeros into the tensors that have an entry for each weight."""
     alive = target.alive
     for tensor in tensors:
-        if alive is not None and isinstance(tensor, Tensor) and tensor.shape == alive.shape:
+        if alive is not None and _is_written(tensor) and tensor.shape == alive.shape:
             write_zeros(local(tensor.detach()), local(alive).to(tensor.device))
+
+
+def _is_written(tensor: object) -> TypeGuard[Tensor]:
+    """Whether zeros can be written; states that an optimizer keeps in few bits are of types of their own."""
+    return isinstance(tensor, Tensor) and (type(tensor) in (Tensor, nn.Parameter) or is_sharded(tensor))
 
 
 def _erase_state(optimizer: Optimizer, pruned: Sequence[Target]) -> None:

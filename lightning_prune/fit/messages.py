@@ -60,6 +60,15 @@ class Announcer:
                 "zero where the fit before pruned them; its masks are forgotten and the plan begins anew",
             )
 
+    def relayered(self, names: Sequence[str]) -> None:
+        """That layers were replaced in mid-training."""
+        if names:
+            self._warn(
+                ["replaced", *names],
+                f"{_quoted(names)} of the model were replaced since the last event: the masks of the old ones are "
+                "forgotten, tensors of the same names are pruned with the others from now on",
+            )
+
     def disturbed(self, names: Sequence[str]) -> None:
         """That a parameter itself is not sparse, only what is read of it."""
         if names:

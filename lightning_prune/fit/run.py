@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,16 +16,18 @@ from lightning_prune.distributed import together
 from lightning_prune.fit.randomness import seeded
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.base import impose
+from lightning_prune.prune.base import history_of, impose
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.kernels.hashing import stream
+from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target, all_targets
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+"""Version 1 told the plan in words instead of plain values."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class PruningRun:
         targets: The tensors that are pruned.
         pruner: Computes the masks of an event.
         seed: Seed of all random choices; each event has its own stream from it.
-        layout: ``KEPT``, or ``IN_PLACE`` where somebody keeps the zeros.
+        layout: ``PLAIN``, where somebody keeps the zeros, or ``KEPT``.
         frozen: Tensors that would be targets if they were trainable.
         join: Whether frozen tensors become targets at the first event after they became trainable.
         guard: Called with new masks, by the names of their tensors, before they are imposed; refuses wrong ones.
@@ -97,6 +100,7 @@ class PruningRun:
         self.started = False
         self.sharded = any(is_sharded(t.parameter) for t in [*self.targets, *self.frozen])
         self._keeping = False
+        self._note()
         self._origin = str(pruner.recipe)
 
     @property
@@ -120,6 +124,17 @@ class PruningRun:
         return {t.name: t.alive for t in self.targets}
 
     @property
+    def pruned(self) -> dict[str, Tensor]:
+        """The masks of the targets that are pruned, by name."""
+        return {name: mask for name, mask in self.masks.items() if mask is not None}
+
+    @property
+    def history(self) -> dict[str, AnyMethod]:
+        """The methods that made the mask of each target that is pruned."""
+        made = {t.name: history_of(*t.owners[0]) for t in self.targets}
+        return {name: method for name, method in made.items() if method is not None}
+
+    @property
     def units(self) -> int:
         """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
         return self.pruner.granularity.slack(self.targets)
@@ -137,6 +152,47 @@ class PruningRun:
         self._keeping = keep_zeros
         if keep_zeros and take:
             self._keep_zeros(self.targets)
+
+    def refresh(self, model: nn.Module) -> list[str]:
+        """Follows layers that were replaced since: the tensor that has a target's name now takes its place.
+
+        It begins without a mask, and the next event prunes it like the others. A name that is gone is no target any
+        more. A parameter that a parametrization took over stays the same target.
+
+        Args:
+            model: The model.
+
+        Returns:
+            Names of the targets that were replaced or are gone.
+        """
+        there = all_targets(model)
+        slots = {(id(module), name): t for t in there for module, name in t.owners}
+        parameters = {id(t.parameter): t for t in there}
+        names = {alias: t for t in there for alias in t.aliases}
+        changed: list[str] = []
+        targets: list[Target] = []
+        for target in self.targets:
+            module, name = target.owners[0]
+            in_slot, known = slots.get((id(module), name)), self._known[target.name]
+            if in_slot is not None and in_slot.parameter.shape == known.shape:
+                targets.append(target)
+            elif id(known) in parameters:
+                targets.append(target if target.alive is not None else _as(target, parameters[id(known)]))
+            else:
+                changed.append(target.name)
+                self._forget(target)
+                targets += [_as(target, names[target.name])] if target.name in names else []
+        self.targets = targets
+        self._note()
+        return changed
+
+    def _note(self) -> None:
+        self._known = {t.name: t.parameter for t in self.targets}
+
+    def _forget(self, target: Target) -> None:
+        for module, name in target.owners:
+            if attribute.layout_of(module, name) is not None:
+                remove(module, name)
 
     def moved_to(self, model: nn.Module) -> PruningRun:
         """The same selection and method on a copy of the model.
@@ -195,6 +251,7 @@ class PruningRun:
         """Makes targets of tensors that became trainable."""
         self.targets += unfrozen
         self.frozen = [t for t in self.frozen if t not in unfrozen]
+        self._note()
         if self._keeping:
             self._keep_zeros(unfrozen)
 
@@ -204,12 +261,16 @@ class PruningRun:
         if self.sharded:
             dead_entries(mask)  # counted now, when all ranks are here
 
+    def require_same_masks(self) -> None:
+        """Raises RuntimeError on every rank if masks differ between ranks."""
+        if self._guard is not None:
+            self._guard(self.masks)
+
     def close(self) -> None:
         """Makes the pruning permanent: plain parameters with zeros."""
-        for target in self.targets:
-            for module, name in target.owners:
-                if attribute.layout_of(module, name) is not None:
-                    remove(module, name)
+        with contextlib.ExitStack() as everything:  # goes on with the others where one fails
+            for target in reversed(self.targets):
+                everything.callback(self._forget, target)
 
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs, as tensors and plain types."""
@@ -218,6 +279,7 @@ class PruningRun:
             "seed": self.seed,
             "events": self.events,
             "done": self.done,
+            "frozen": [t.name for t in self.frozen],
             "tensors": {t.name: _tensor_state(t) for t in self.targets},
         }
 
@@ -230,6 +292,7 @@ class PruningRun:
             ValueError: If the state is of other tensors than the ones selected here.
         """
         found = {t.name: t for t in [*self.targets, *self.frozen]}
+        _require_same_selection([*state["tensors"], *state.get("frozen", found)], list(found))
         for name, saved in state["tensors"].items():
             if name not in found or list(found[name].parameter.shape) != list(saved["shape"]):
                 here = f"of shape {tuple(found[name].parameter.shape)}" if name in found else "not selected"
@@ -240,6 +303,7 @@ class PruningRun:
         self.seed, self.events, self.done = state["seed"], state["events"], state["done"]
         self.targets = [found.pop(name) for name in state["tensors"]]
         self.frozen = list(found.values())
+        self._note()
         for target in self.targets:
             self._restore(target, state["tensors"][target.name])
 
@@ -288,6 +352,15 @@ class PruningRun:
         return torch.empty_like(target.parameter, dtype=torch.bool, requires_grad=False).copy_(mask)
 
 
+def _require_same_selection(then: Iterable[str], now: Sequence[str]) -> None:
+    more = [name for name in now if name not in set(then)]
+    if more:
+        raise ValueError(
+            f"the pruning state is that of another selection: {', '.join(more)} were not selected when it was saved; "
+            "select the same tensors, or begin anew from the checkpoint's weights with keep_zeros=True"
+        )
+
+
 def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:
     """Raises ValueError if another run prunes a tensor of this one."""
     shared = [name for other in others for name in run.overlap(other)]
@@ -295,15 +368,6 @@ def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:
         raise ValueError(
             f"two PruningCallbacks select the same tensors: {', '.join(shared)}; tell them apart by parameters= and "
             "exclude="
-        )
-
-
-def refuse_other(theirs: str, mine: str) -> None:
-    """Raises ValueError if a state belongs to another plan."""
-    if theirs != mine:
-        raise ValueError(
-            f"the checkpoint was written under another pruning plan:\n  {theirs}\nthis one is\n  {mine}\nTo begin "
-            "this plan from the checkpoint's weights, load them into the model and give keep_zeros=True."
         )
 
 
@@ -322,6 +386,12 @@ def _tensor_state(target: Target) -> dict[str, Any]:
         if not is_sharded(mask) and attribute.hidden_values(parameter, mask):
             state["hidden"] = parameter[~mask].cpu()
     return state
+
+
+def _as(target: Target, other: Target) -> Target:
+    """Another tensor in the place of a target, under its name."""
+    first, *others = other.places
+    return replace(other, places=(first._replace(name=target.name), *others))
 
 
 def _restore_plain(target: Target, impose: Callable[[Target, Tensor], None]) -> None:

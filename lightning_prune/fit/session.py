@@ -1,226 +1,218 @@
-"""One fit: the run, its plan, and what a start, an event and an end bring with them."""
+"""One training: the run, its plan, and what a start, an event and an end bring with them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from torch import nn
+from torch.optim import Optimizer
 
-from lightning_prune.distributed import require_same, require_same_masks, together
+from lightning_prune.distributed import of_rank_0, require_same, several_ranks, together
 from lightning_prune.fit.enforcing import Enforcement
-from lightning_prune.fit.erasing import averaged_models, erase
+from lightning_prune.fit.erasing import erase
+from lightning_prune.fit.limits import Limits, bound, require_room
 from lightning_prune.fit.messages import Announcer, unfinished
-from lightning_prune.fit.rewind import Reinit, Rewind, Rewinder
-from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_other
-from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.sharded.tensors import is_sharded, reshard
-from lightning_prune.pruner.pruner import Pruner
-from lightning_prune.schedules.plan import Demand, Plan
-from lightning_prune.targets.select import Target, describe_targets
-from lightning_prune.trainer.limits import Limits, bound, limits_of, require_room
+from lightning_prune.fit.resuming import Kept, Saved, require_same_plan
+from lightning_prune.fit.rewind import Rewinder
+from lightning_prune.fit.run import PruningEvent
+from lightning_prune.fit.settings import Settings
+from lightning_prune.fit.training import Training
+from lightning_prune.prune.sharded.tensors import reshard
+from lightning_prune.schedules.plan import Clock, Demand, Plan
+from lightning_prune.targets.select import describe_targets
 
 
 class Session:
-    """The pruning of one model in one fit.
+    """The pruning of one model in one training.
 
     Args:
-        run: Selection and masks.
-        plan: When something is due; one in fractions is bound to the run's number of steps at the start.
-        words: How and when is pruned, in words that are the same in every process.
-        rewind: Where to go back to after events.
-        epochs: ``max_epochs`` of the fit, before other callbacks added epochs of their own.
+        settings: What is pruned, how and when.
+        training: The training that begins, before anything of it is there but the model.
         say: Tells the user what happens.
+
+    Attributes:
+        run: Selection and masks.
+        model: The model.
+        plan: When something is due; one in fractions is bound to the number of steps at the start.
+
+    Raises:
+        ValueError: If the model or the training does not fit the settings; nothing is changed then.
     """
 
-    def __init__(
-        self,
-        run: PruningRun,
-        plan: Plan,
-        words: str,
-        rewind: Rewind | Reinit | None,
-        epochs: int | None,
-        say: Announcer,
-    ) -> None:
-        if run.sharded and rewind is not None:
-            raise ValueError(f"{rewind} does not work with sharded parameters: use 'ddp', or leave rewind= out")
+    def __init__(self, settings: Settings, training: Training, say: Announcer) -> None:
+        run = settings.run_of(training.model, alone=not several_ranks())
+        if run.sharded and settings.rewind is not None:
+            raise ValueError(f"{settings.rewind} does not work with sharded parameters: use 'ddp', or leave it out")
+        self.settings = settings
+        self.model = training.model
         self.run = run
-        self.plan = plan
-        self.words = words
-        self._rewind = rewind
+        self.plan = settings.plan
         self._say = say
-        self._epochs = epochs
-        self._rewinder = Rewinder(rewind)
+        self._epochs = training.limits.of("epoch")
+        self._rewinder = Rewinder(settings.rewind)
         self._enforcement = Enforcement(run)
+        self._limits = training.limits
 
-    def check(self, trainer: Trainer, pl_module: LightningModule, allow_unfinished: bool) -> None:
-        """Refuses what cannot work, before anything is changed."""
-        if trainer.world_size > 1:
-            require_same([self.words, *describe_targets([*self.run.targets, *self.run.frozen])], "what is pruned")
-        self.run.seed = trainer.strategy.broadcast(self.run.seed)
+    def agree(self) -> None:
+        """Gives every rank the seed of rank 0, and refuses what cannot work, or differs between ranks.
+
+        Raises:
+            RuntimeError: If ranks would prune different things.
+            ValueError: If the training cannot finish the plan.
+            TypeError: If the model cannot be initialized anew, which is asked for.
+        """
+        targets = [*self.run.targets, *self.run.frozen]
+        require_same([str(self.settings), *describe_targets(targets)], "what is pruned")
+        self.run.seed = of_rank_0(lambda: [self.run.seed])[0]
         with together():
-            self._rewinder.check(pl_module)
-            if not allow_unfinished:
-                require_room(self.plan, Limits(self._epochs, trainer.max_steps))
+            self._rewinder.check(self.model)
+            if not self.settings.allow_unfinished:
+                require_room(self.plan, self._limits)
 
-    def start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        saved: Mapping[str, Any] | None,
-        keep_zeros: bool,
-        allow_unfinished: bool,
-    ) -> None:
-        """Puts masks and position back that a checkpoint or an earlier fit left; all weights are there now."""
-        with together():
-            self._bind(limits_of(trainer, self._epochs), allow_unfinished)
-            if saved:
-                refuse_other(saved["words"], self.words)
-        reshard(pl_module)
-        self._enforcement.start(trainer.optimizers)
-        self.run.start(keep_zeros, take=not saved)
-        if saved and "again" in saved:
-            self._say.replaced(self.run.keep_masks_of(saved))
-        elif saved:
-            self.load_state_dict(saved)
-        self._enforcement.write_zeros()
-        if trainer.world_size > 1:
-            require_same_masks(self.run.masks)
-        self._say.start(pl_module, self.run, self.words, trainer.optimizers)
-
-    def _bind(self, limits: Limits, allow_unfinished: bool) -> None:
-        self.plan = bound(self.plan, limits)
-        self.plan.check(limits.of(self.plan.unit))
-        if not allow_unfinished:
-            require_room(self.plan, limits)
-
-    def is_past(self, trainer: Trainer, time: int) -> bool:
-        """Whether nothing can be due: the time was there before, or another callback made the fit longer."""
-        longer = self._epochs is not None and 0 <= self._epochs <= trainer.current_epoch
-        return longer or (self.run.done is not None and time <= self.run.done)
-
-    def watch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes the snapshot to go back to, when training is there."""
-        self._rewinder.watch(trainer.current_epoch, trainer.global_step, *_training_state(trainer, pl_module))
-
-    def prune(self, pl_module: LightningModule, time: int, demands: Sequence[Demand]) -> list[PruningEvent]:
-        """Meets what is demanded at a time, which is done then; see also :func:`settle`."""
-        self.run.done = max(time, self.run.done or 0)
-        if demands:
-            reshard(pl_module)
-        return [self.run.prune(demand) for demand in demands]
-
-    def go_back(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Goes back to the snapshot, if that is asked for."""
-        if not self._rewinder.go_back(*_training_state(trainer, pl_module), self.run.events):
-            self._say.not_rewound(self._rewind, trainer.current_epoch)
-
-    def epoch_end(self) -> None:
-        """Tells of weights that training moved under their masks."""
-        self._say.disturbed(self.run.disturbed)
-
-    def after_backward(self) -> None:
-        """Lets no gradient move a zero that is kept in place."""
-        self._enforcement.after_backward()
-
-    def close(self, pl_module: LightningModule, alone: bool) -> dict[str, Any] | None:
-        """Leaves a plain model, and says what was reached.
+    def start(self, training: Training, saved: Saved | None = None) -> None:
+        """Begins to train; all weights are there now.
 
         Args:
-            pl_module: The model.
+            training: The training, with optimizers and known limits.
+            saved: What a checkpoint or an earlier training of this model left.
+
+        Raises:
+            ValueError: If the plan cannot be carried out, or what was saved belongs to another one.
+        """
+        with together():
+            self.plan = self._bound(training.limits)
+            if saved is not None:
+                require_same_plan(saved, self.settings)
+        reshard(training.model)
+        self._enforcement.start(training.optimizers)
+        self.run.start(self.settings.keep_zeros, take=saved is None)
+        if isinstance(saved, Kept):
+            self.run.done = None
+            self._say.replaced(self.run.keep_masks_of(saved.state))
+        elif saved is not None:
+            self.load_state_dict(saved.state)
+        self._enforcement.write_zeros()
+        self.run.require_same_masks()
+        self._say.start(training.model, self.run, self.settings.describe(self.plan), training.optimizers)
+
+    def _bound(self, limits: Limits) -> Plan:
+        plan = bound(self.plan, limits)
+        plan.check(limits.of(plan.unit))
+        if not self.settings.allow_unfinished:
+            require_room(plan, limits)
+        return plan
+
+    def is_due(self, training: Training, only: Clock | None = None) -> bool:
+        """Whether this moment is one to ask the plan at: it was not there before, and is not past the last epoch.
+
+        Args:
+            training: The moment.
+            only: Whether only plans that count in this unit are asked.
+        """
+        longer = self._epochs is not None and self._epochs <= training.epoch  # another callback made the fit longer
+        past = self.run.done is not None and training.time(self.plan.unit) <= self.run.done
+        return only in (None, self.plan.unit) and not longer and not past
+
+    def demands(self, time: int) -> list[Demand]:
+        """What the plan asks for at a time."""
+        return self.plan.due(self.plan.start(time) if self.run.done is None else self.run.done, time)
+
+    def watch(self, training: Training) -> None:
+        """Takes the snapshot to go back to, when training is there."""
+        self._rewinder.watch(training.epoch, training.step, training.model, training.optimizers, training.schedulers)
+
+    def prune(self, training: Training, demands: Sequence[Demand]) -> list[PruningEvent]:
+        """Meets what is demanded now, which is done as soon as it is met; see also :func:`settle`."""
+        if demands:
+            reshard(training.model)
+            self._say.relayered(self.run.refresh(training.model))
+        events = []
+        for demand in demands:
+            events.append(self.run.prune(demand))
+            self.run.done = max(demand.time, self.run.done or 0)
+        self.run.done = max(training.time(self.plan.unit), self.run.done or 0)
+        return events
+
+    def go_back(self, training: Training) -> None:
+        """Goes back to the snapshot, if that is asked for."""
+        state = (training.model, training.optimizers, training.schedulers)
+        if not self._rewinder.go_back(*state, self.run.events):
+            self._say.not_rewound(self.settings.rewind, training.epoch)
+
+    def tell(self, events: Sequence[PruningEvent]) -> None:
+        """Tells the user of events."""
+        for event in events:
+            self._say.pruned(event, self.plan.unit)
+
+    def mend(self, thoroughly: bool = False) -> None:
+        """Writes zeros again where somebody wrote others, before a forward.
+
+        Args:
+            thoroughly: Also over what torch has not counted, such as writes into ``parameter.data``.
+        """
+        (self._enforcement.write_zeros if thoroughly else self._enforcement.mend)()
+
+    def after_backward(self) -> None:
+        """Lets no gradient move a zero, where no hook on the gradient has done that."""
+        self._enforcement.after_backward()
+
+    def gradients_are_ready(self, optimizer: Optimizer | None = None) -> None:
+        """Masks gradients that were left for those who watch; called after the backward, before clipping and step."""
+        self._enforcement.gradients_are_ready(optimizer)
+
+    def batch_end(self) -> None:
+        """Writes the zeros after steps that could not be followed."""
+        self._enforcement.batch_end()
+
+    def epoch_end(self) -> None:
+        """Tells of weights that training moved under masks that only reading applies."""
+        self._say.disturbed(self.run.disturbed)
+
+    def close(self, alone: bool = False) -> dict[str, Any] | None:
+        """Leaves a plain model, tensor by tensor, whatever fails, and says what was reached.
+
+        Args:
             alone: Other ranks may not be here to exchange anything.
 
         Returns:
-            The state for a next fit, ``None`` if it cannot be gathered.
+            The state for a next training, ``None`` if it cannot be gathered.
         """
         silent = alone and self.run.sharded
-        state = None if silent else self.state_dict()
-        shortfall = unfinished(self.run, self.plan)
-        self._enforcement.stop()
-        reshard(pl_module)
-        self.run.close()
-        if self.run.started and not silent:
-            self._say.end(pl_module, self.run.targets, self.plan, shortfall)
-        return state
+        with contextlib.ExitStack() as after:
+            if self.run.started and not silent:
+                shortfall = unfinished(self.run, self.plan)
+                after.callback(self._say.end, self.model, self.run.targets, self.plan, shortfall)
+            after.callback(self.run.close)
+            after.callback(reshard, self.model)
+            after.callback(self._enforcement.stop)
+            return None if silent else self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that resuming needs."""
-        return {**self.run.state_dict(), "words": self.words, "rewind": self._rewinder.state_dict()}
+        """All that resuming needs, as tensors and plain types."""
+        self._enforcement.write_zeros()
+        return {**self.run.state_dict(), "settings": self.settings.values(), "rewind": self._rewinder.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts masks, position and snapshot back."""
         self.run.load_state_dict(state)
         self._rewinder.load_state_dict(state["rewind"])
+        self._enforcement.follow()
 
 
-def settle(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    sessions: Sequence[Session],
-    events: Sequence[Sequence[PruningEvent]],
-) -> None:
+def settle(training: Training, sessions: Sequence[Session], events: Sequence[Sequence[PruningEvent]]) -> None:
     """Goes back and erases after events of several prunings of one model.
 
     Args:
-        trainer: The Trainer that fits.
-        pl_module: The model.
-        sessions: All that is at work on it; a snapshot brings back values under all their masks.
+        training: The training.
+        sessions: All that is at work on the model; a snapshot brings back values under all their masks.
         events: What was done for each of them.
     """
     sparser = [s for s, done in zip(sessions, events, strict=True) if any(event.sparser for event in done)]
     for session in sparser:
-        session.go_back(trainer, pl_module)
+        session.go_back(training)
     if sparser:
         targets = [target for session in sessions for target in session.run.targets]
-        erase(targets, trainer.optimizers, averaged_models(trainer.callbacks))  # type: ignore[attr-defined]
-
-
-def new_run(
-    targets: Sequence[Target],
-    frozen: Sequence[Target],
-    join: bool,
-    pruner: Pruner,
-    in_place: bool,
-    seed: int | None,
-    trainer: Trainer | None,
-) -> PruningRun:
-    """The run of a selection, checked; nothing is changed.
-
-    Args:
-        targets: The tensors that are pruned.
-        frozen: Those that would be if they were trainable.
-        join: Whether they may join later.
-        pruner: Computes masks.
-        in_place: Whether zeros are kept in the parameters; those of split tensors always are.
-        seed: Seed of random choices; torch's initial one by default.
-        trainer: The Trainer that fits, ``None`` to look ahead only.
-
-    Raises:
-        ValueError: If a tensor cannot be pruned in this way.
-    """
-    eventual = [*targets, *frozen]
-    sharded = any(is_sharded(t.parameter) for t in eventual)
-    pruned = eventual if join else targets
-    _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
-    pruner.check(pruned)
-    seed = torch.initial_seed() % 2**63 if seed is None else seed
-    guard = require_same_masks if trainer is not None and trainer.world_size > 1 else None
-    layout = Layout.IN_PLACE if sharded or in_place else Layout.KEPT
-    return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
-
-
-def _refuse_sparse_gradients(targets: Sequence[Target]) -> None:
-    for target in targets:
-        for module, _ in target.owners:
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-                raise ValueError(
-                    f"'{target.name}' belongs to {type(module).__name__}(sparse=True): a masked tensor has dense "
-                    "gradients only; make it with sparse=False, or leave it out with exclude="
-                )
-
-
-def _training_state(trainer: Trainer, pl_module: LightningModule) -> tuple[LightningModule, list[Any], list[Any]]:
-    """The model, its optimizers and its learning-rate schedulers."""
-    return pl_module, trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs]
+        erase(targets, training.optimizers, training.copies)
+        for session in sessions:
+            session.mend()

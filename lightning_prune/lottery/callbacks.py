@@ -10,10 +10,11 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_prune.fit.erasing import averaged_models, erase
+from lightning_prune.fit.erasing import erase
 from lightning_prune.fit.rewind import Rewind
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.lottery.masks import Masking, State
+from lightning_prune.trainer.averages import averaged_models
 from lightning_prune.trainer.limits import limits_of
 
 

@@ -8,7 +8,7 @@ layouts:
   in the parameter's dtype, as ``torch.nn.utils.prune`` documents it.
 * ``KEPT``: the parameter stays registered as ``weight``; the mask is boolean and lies outside
   ``parameters()`` and ``buffers()``.
-* ``IN_PLACE``: as ``KEPT``, but reading gives the parameter itself; somebody else keeps its zeros.
+* ``PLAIN``: the module is not touched and its class stays; see :mod:`lightning_prune.prune.beside`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_prune.prune import beside
 from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
 from lightning_prune.prune.kernels.masking import write_zeros
 from lightning_prune.prune.masked_class import Masked, put_mask, set_layouts, set_own_read
@@ -39,6 +40,8 @@ def _rename(slots: dict[str, Any], old: str, new: str) -> None:
 
 def layout_of(module: nn.Module, name: str) -> Layout | None:
     """The layout in which ``module.name`` is pruned, or ``None`` when it is not."""
+    if name in beside.entries(module):
+        return Layout.PLAIN
     return module._masked_layouts.get(name) if isinstance(module, Masked) else None
 
 
@@ -62,12 +65,15 @@ def require_attachable(module: nn.Module, name: str, layout: Layout) -> None:
 
 def masked_names(module: nn.Module) -> list[str]:
     """Names of the tensors of this module (not of its children) that are pruned."""
-    return list(_layouts(module))
+    return [*_layouts(module), *beside.entries(module)]
 
 
 def stored_parameter(module: nn.Module, name: str) -> nn.Parameter:
     """The parameter object behind ``module.name``, pruned or not."""
-    return cast(nn.Parameter, module._parameters[slot_of(name, layout_of(module, name))])
+    layout = layout_of(module, name)
+    if layout is Layout.PLAIN:
+        return beside.parameter_of(module, name)
+    return cast(nn.Parameter, module._parameters[slot_of(name, layout)])
 
 
 def alive_mask(module: nn.Module, name: str) -> Tensor | None:
@@ -75,6 +81,8 @@ def alive_mask(module: nn.Module, name: str) -> Tensor | None:
     layout = layout_of(module, name)
     if layout is None:
         return None
+    if layout is Layout.PLAIN:
+        return beside.mask_of(module, name)
     if layout is Layout.DOCUMENTED:
         return as_bool(cast(Tensor, module._buffers[name + "_mask"]))
     return cast(Masked, module)._kept_masks[name]
@@ -83,7 +91,7 @@ def alive_mask(module: nn.Module, name: str) -> Tensor | None:
 @torch.inference_mode(False)
 @torch.no_grad()
 def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
-    """Turns the parameter ``module.name`` into a masked attribute.
+    """Turns the parameter ``module.name`` into a masked attribute; in layout ``PLAIN`` its mask is only noted.
 
     Args:
         module: Owner of the parameter.
@@ -91,6 +99,9 @@ def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
         mask: Boolean, shape of the parameter, True = kept.
         layout: Where parameter and mask are to be stored.
     """
+    if layout is Layout.PLAIN:
+        beside.put(module, name, _trainable(mask))
+        return
     parameter = cast(nn.Parameter, module._parameters[name])
     real = parameter.real if parameter.is_complex() else parameter
     stored = _trainable(as_numbers(mask, real.dtype) if layout is Layout.DOCUMENTED else mask)
@@ -108,7 +119,11 @@ def attach(module: nn.Module, name: str, mask: Tensor, layout: Layout) -> None:
 def set_mask(module: nn.Module, name: str, mask: Tensor) -> None:
     """Puts a new mask in the place of the one that is there."""
     # The old one is not written into: a forward that waits for its backward has saved it.
-    if layout_of(module, name) is Layout.DOCUMENTED:
+    layout = layout_of(module, name)
+    if layout is Layout.PLAIN:
+        beside.entries(module)[name].mask = _trainable(mask)
+        return
+    if layout is Layout.DOCUMENTED:
         old = cast(Tensor, module._buffers[name + "_mask"])
         mask = as_numbers(mask.to(old.device), old.dtype)
     put_mask(module, name, _trainable(mask), binary=True)
@@ -128,6 +143,12 @@ def erase(module: nn.Module, name: str) -> None:
 
 def detach(module: nn.Module, name: str) -> None:
     """Ends the masking: the same parameter object, in its old slot and name, with what was read written into it."""
+    if layout_of(module, name) is Layout.PLAIN:
+        # a parameter of another shape is another tensor by now
+        if stored_parameter(module, name).shape == beside.mask_of(module, name).shape:
+            erase(module, name)
+        beside.drop(module, name)
+        return
     require_unwrapped(module)
     layouts = _layouts(module)
     _settle(module, name)

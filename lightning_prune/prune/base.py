@@ -14,7 +14,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from lightning_prune.prune import attribute
+from lightning_prune.prune import attribute, beside
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.checks import describe, naming, require_data, require_prunable, require_pruned, require_shape
 from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
@@ -302,6 +302,15 @@ def _light(method: AnyMethod) -> AnyMethod:
     return record
 
 
+def history_of(module: nn.Module, name: str) -> AnyMethod | None:
+    """The method or container that pruned ``module.name``, in any layout."""
+    entry = beside.entries(module).get(name)
+    if entry is not None:
+        return entry.history
+    found = find_hook(module, name)
+    return None if found is None else found[1]
+
+
 def find_hook(module: nn.Module, name: str) -> tuple[int, AnyMethod] | None:
     """Key and method of the forward pre-hook that records the pruning of ``module.name``."""
     for key, hook in module._forward_pre_hooks.items():
@@ -313,6 +322,12 @@ def find_hook(module: nn.Module, name: str) -> tuple[int, AnyMethod] | None:
 def _record(module: nn.Module, name: str, method: AnyMethod) -> BasePruningMethod:
     """Adds a method to the history; the hook keeps its place among the user's hooks."""
     method._tensor_name = name
+    entry = beside.entries(module).get(name)
+    if entry is not None:
+        entry.history = entry.history or PruningContainer()
+        entry.history._tensor_name = name
+        entry.history.add_pruning_method(method)
+        return entry.history
     found = find_hook(module, name)
     if found is None:
         hook = method if isinstance(method, BasePruningMethod) else PruningContainer(method)

@@ -183,8 +183,7 @@ class _MaskedEmbedding(Masked):
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Shortens the rows of the parameter, then looks them up."""
-        layout = self._masked_layouts.get("weight", Layout.IN_PLACE)
-        if self.max_norm is not None and layout is not Layout.IN_PLACE:
+        if self.max_norm is not None and "weight" in self._masked_layouts:
             renorm_rows(
                 parameter_of(self, "weight"), mask_of(self, "weight") != 0, input, self.max_norm, self.norm_type
             )
@@ -199,7 +198,7 @@ class _MaskedContainer(Masked):
     def __getattr__(self, name: str) -> Any:
         layouts = self.__dict__.get("_masked_layouts", {})
         tensor_name = tensor_of_slot(layouts, name)
-        if tensor_name is None or (name == tensor_name and layouts[tensor_name] is Layout.IN_PLACE):
+        if tensor_name is None:
             return super().__getattr__(name)
         if name == tensor_name:
             return read(self, name)
@@ -284,7 +283,7 @@ def _properties(base: type[nn.Module], name: str, layout: Layout, own: bool) -> 
     reading = property((lambda self: read(self, name)) if own else reader(base, name, layout))
     if layout is Layout.DOCUMENTED:
         return {name: reading}
-    return _views(name) if layout is Layout.IN_PLACE else {name: reading, **_views(name)}
+    return {name: reading, **_views(name)}
 
 
 def _plain_init(base: type[nn.Module]) -> Callable[..., None]:

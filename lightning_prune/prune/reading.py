@@ -25,7 +25,7 @@ class Layout(enum.Enum):
 
     DOCUMENTED = "documented"
     KEPT = "kept"
-    IN_PLACE = "in_place"
+    PLAIN = "plain"
 
 
 Layouts = Mapping[str, Layout]

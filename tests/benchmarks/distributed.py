@@ -74,7 +74,7 @@ def model_of(sharded: bool) -> nn.Module:
 
 def run_of(model: nn.Module, method: str, scope: Scope, dim: str) -> PruningRun:
     sharded = isinstance(model, nn.Sequential) and hasattr(model, "reshard")
-    layout = Layout.IN_PLACE if sharded else Layout.KEPT
+    layout = Layout.PLAIN if sharded else Layout.KEPT
     recipe = make_recipe(method, 2, dim, None)
     return PruningRun(select(model), Pruner(recipe, Budget(scope)), 0, layout, guard=require_same_masks)
 

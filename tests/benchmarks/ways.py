@@ -117,7 +117,7 @@ class Read(Way):
 class InPlace(Read):
     """The callback layout with zeros in the parameters."""
 
-    layout = Layout.IN_PLACE
+    layout = Layout.PLAIN
 
 
 WAYS: dict[str, type[Way]] = {"dense": Dense, "torch": Torch, "ours, read": Read, "ours, in place": InPlace}

@@ -72,8 +72,8 @@ def test_l21_fit_from_yaml_and_from_the_file_it_saved(tmp_path: Path, arguments:
     again = cli(tmp_path / "config.yaml", "fit")
     assert all(torch.equal(p, q) for p, q in zip(first.model.parameters(), again.model.parameters(), strict=True))
     assert callback_of(again).plan == callback_of(first).plan
-    assert callback_of(again).recipe == callback_of(first).recipe
-    assert callback_of(again).budget == callback_of(first).budget
+    assert callback_of(again).settings.recipe == callback_of(first).settings.recipe
+    assert callback_of(again).settings.budget == callback_of(first).settings.budget
     assert callback_of(again).state_key == callback_of(first).state_key
 
 

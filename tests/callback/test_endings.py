@@ -306,7 +306,7 @@ def test_l17_a_refused_event_leaves_a_plain_model_as_it_was(tmp_path: Path) -> N
     class Spoil(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             with torch.no_grad():
-                pl_module.first.weight_orig.fill_(torch.nan)
+                pl_module.first.weight.fill_(torch.nan)
 
     model = net()
     with pytest.raises(ValueError, match=r"first\.weight.*NaN"):

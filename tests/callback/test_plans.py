@@ -163,6 +163,13 @@ def test_a_subclass_decides_when_and_how_much(tmp_path: Path) -> None:
         ({"method": torch.nn.Linear}, "should be a name, a subclass of BasePruningMethod"),
         ({"frozen": "maybe"}, "'skip' or 'join'"),
         ({"scope": "layer"}, "known scopes"),
+        ({"overrides": {"a": 0.2}}, r"no argument overrides; overrides= is scope=Budget\(overrides=\.\.\.\) here"),
+        ({"pruning_fn": "l1_unstructured"}, "no argument pruning_fn; pruning_fn= is method= here"),
+        (
+            {"parameters_to_prune": [], "color": 1},
+            "no argument parameters_to_prune, color; parameters_to_prune= is param",
+        ),
+        ({"use_global_unstructured": True}, 'is scope="global" here'),
     ],
 )
 def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> None:

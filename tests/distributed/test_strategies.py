@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lightning_prune import PruningCallback
-from lightning_prune.distributed import require_strategy
+from lightning_prune.trainer.refusals import require_strategy
 from tests.distributed.models import Mlp
 
 SHARDED = r"ModelParallelStrategy with torch\.distributed\.fsdp\.fully_shard in configure_model"

@@ -118,11 +118,8 @@ class Zeros(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.seen.append({n: int((whole(p.detach()) == 0).sum()) for n, p in pl_module.named_parameters()})
         self.names |= {name for name, _ in pl_module.named_parameters()}
-        self.rows = {
-            name: len(module._kept_masks["weight"].to_local())
-            for name, module in pl_module.named_modules()
-            if "_kept_masks" in vars(module)
-        }
+        masks = next(c for c in trainer.callbacks if isinstance(c, PruningCallback)).masks
+        self.rows = {name.removesuffix(".weight"): len(mask.to_local()) for name, mask in masks.items()}
 
 
 def fit(

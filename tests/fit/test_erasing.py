@@ -13,10 +13,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_prune.fit.enforcing import Enforcement
-from lightning_prune.fit.erasing import averaged_models, erase, fill_second_moments
+from lightning_prune.fit.erasing import erase, fill_second_moments
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import select
+from lightning_prune.trainer.averages import averaged_models
 from tests.fit.test_run import network, run_of
 
 
@@ -150,10 +151,11 @@ def test_second_moments_under_the_mask_change_no_weight(optimizer: Any, kwargs: 
 
 def _weights_trained_in_place(optimizer: Any, kwargs: dict[str, Any], fill: bool) -> dict[str, list[Any]]:
     model, made = trained(optimizer, **kwargs)
-    run = run_of(model, layout=Layout.IN_PLACE)
+    run = run_of(model, layout=Layout.PLAIN)
     run.prune(Demand(0, amount=0.5))
     erase(run.targets, [made])
     enforcement = Enforcement(run)
+    enforcement.start([])
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     for _ in range(200):
         for target in run.targets:
@@ -161,7 +163,6 @@ def _weights_trained_in_place(optimizer: Any, kwargs: dict[str, Any], fill: bool
                 value.mul_(1 if fill or not value.dim() else target.alive)
         made.zero_grad()
         (model(x) - 1).square().mean().backward()
-        enforcement.after_backward()
         made.step()
         fill_second_moments(made, run.targets if fill else [], every=10)
     assert all(int(t.parameter[~t.alive].count_nonzero()) == 0 for t in run.targets)

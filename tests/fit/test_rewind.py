@@ -35,8 +35,8 @@ class Watched(PruningCallback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
         self.before = copy.deepcopy(state(trainer, pl_module))
-        assert isinstance(self.rewind, Rewind)
-        if self.expected is None and self.rewind.reached(trainer.current_epoch, trainer.global_step):
+        assert isinstance(self.settings.rewind, Rewind)
+        if self.expected is None and self.settings.rewind.reached(trainer.current_epoch, trainer.global_step):
             self.expected = self.before
         super().on_train_batch_start(trainer, pl_module, *args)
 

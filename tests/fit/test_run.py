@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_prune.fit.run import PruningRun, refuse_other, refuse_overlap, sparsity_of
+from lightning_prune.fit.run import PruningRun, refuse_overlap, sparsity_of
 from lightning_prune.prune import is_pruned, l1_unstructured
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.pruner.budgets import Budget
@@ -32,7 +32,7 @@ def run_of(
     return PruningRun(select(model, kwargs.pop("parameters", None)), pruner, 5, layout, **kwargs)
 
 
-@pytest.mark.parametrize("layout", [Layout.KEPT, Layout.IN_PLACE])
+@pytest.mark.parametrize("layout", [Layout.KEPT, Layout.PLAIN])
 def test_events_and_the_end(layout: Layout) -> None:
     model = network()
     parameters = list(model.named_parameters())
@@ -66,7 +66,7 @@ def test_random_choices_depend_on_seed_and_event_alone(method: str) -> None:
     assert not torch.equal(masks[0][0], masks[1][0])
 
 
-@pytest.mark.parametrize("layout", [Layout.KEPT, Layout.IN_PLACE])
+@pytest.mark.parametrize("layout", [Layout.KEPT, Layout.PLAIN])
 @pytest.mark.parametrize("method", ["l1_unstructured", "random_unstructured", "ln_structured"])
 def test_state_goes_on_equal_to_the_last_bit(method: str, layout: Layout) -> None:
     model = network()
@@ -194,9 +194,6 @@ def test_runs_of_one_model() -> None:
         refuse_overlap(both, [first, last])
     first.prune(Demand(0, amount=0.5))
     assert sparsity_of([first, last]) == 24 / 72
-    with pytest.raises(ValueError, match=r"another pruning plan:\n  a\nthis one is\n  b\n"):
-        refuse_other("a", "b")
-    refuse_other("a", "a")
 
 
 def test_a_run_can_be_moved_to_a_copy_of_the_model() -> None:

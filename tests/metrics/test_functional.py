@@ -4,7 +4,7 @@ from torch import nn
 
 from lightning_prune import metrics
 from lightning_prune.prune import custom_from_mask, l1_unstructured, remove_all
-from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.attribute import Layout, erase
 from lightning_prune.prune.base import impose
 from lightning_prune.prune.methods import CustomFromMask
 
@@ -28,12 +28,11 @@ def prune(model, layout, dropped=3):
         remove_all(prune(model, "documented", dropped))
     else:
         impose(CustomFromMask(None), model[0], "weight", mask, Layout(layout))
-        if layout == "in_place":
-            model[0].weight.data.mul_(mask)
+        erase(model[0], "weight")
     return model
 
 
-LAYOUTS = ["documented", "kept", "in_place", "removed"]
+LAYOUTS = ["documented", "kept", "plain", "removed"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -326,18 +326,23 @@ class TestLayouts:
         set_mask(layer, "weight", torch.tensor([[True, False, False]]))
         assert alive_mask(layer, "weight").tolist() == [[True, False, False]]
         assert pruned_tensors(layer)["weight"].tolist() == [[True, False, False]]
-        expected = [[1, 2, 3]] if layout is Layout.IN_PLACE else [[1, 0, 0]]
+        expected = [[1, 2, 3]] if layout is Layout.PLAIN else [[1, 0, 0]]
         assert layer.weight.tolist() == expected
         detach(layer, "weight")
         assert layer.weight is parameter
         assert parameter.tolist() == [[1, 0, 0]]
         assert type(layer) is nn.Linear
 
-    def test_in_place_reads_the_parameter_itself(self) -> None:
+    def test_plain_leaves_the_module_as_it_is(self) -> None:
         layer = linear([[1.0, 2.0]])
-        attach(layer, "weight", torch.tensor([[False, True]]), Layout.IN_PLACE)
-        assert layer.weight is layer.weight_orig is stored(layer)
-        assert layer.state_dict()["weight"].tolist() == [[0, 2]]
+        parameter, before = layer.weight, dict(vars(layer))
+        attach(layer, "weight", torch.tensor([[False, True]]), Layout.PLAIN)
+        assert vars(layer) == before
+        assert type(layer) is nn.Linear
+        assert layer.weight is parameter is stored_parameter(layer, "weight")
         erase(layer, "weight")
         assert layer.weight.tolist() == [[0, 2]]
-        assert copy.deepcopy(layer).weight_mask.tolist() == [[False, True]]
+        again = copy.deepcopy(layer)
+        assert again.weight.tolist() == [[0, 2]]
+        assert layout_of(again, "weight") is None
+        assert layout_of(layer, "weight") is Layout.PLAIN

@@ -1,0 +1,167 @@
+"""What the arguments of PruningCallback and Pruning say, checked and made into values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from lightning_prune.distributed import require_same_masks
+from lightning_prune.fit.rewind import Reinit, Rewind
+from lightning_prune.fit.run import PruningRun
+from lightning_prune.fit.values import Plain, plain_value
+from lightning_prune.prune.arguments import instance_of, one_of
+from lightning_prune.prune.attribute import Layout
+from lightning_prune.prune.sharded.tensors import is_sharded
+from lightning_prune.pruner.budgets import Budget, Scope, as_budget
+from lightning_prune.pruner.method import Method, make_recipe
+from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.schedules import Schedule
+from lightning_prune.schedules.plan import Plan, Times, make_plan
+from lightning_prune.targets.patterns import Patterns, as_patterns
+from lightning_prune.targets.select import Target, select_trainable
+
+_UNKNOWN = {
+    "pruning_fn": "method=",
+    "parameters_to_prune": "parameters=",
+    "parameter_names": 'parameters=, such as "*.weight"',
+    "use_global_unstructured": 'scope="global"',
+    "apply_pruning": "epochs=, a list or a predicate on the epoch",
+    "make_pruning_permanent": "nothing: it always is when the fit ends",
+    "use_lottery_ticket_hypothesis": "rewind=Rewind(epoch=0)",
+    "resample_parameters": "rewind=Reinit(seed=0)",
+    "pruning_dim": "dim=",
+    "pruning_norm": "n=",
+    "prune_on_train_epoch_end": "nothing: it prunes at the starts of epochs",
+    "overrides": "scope=Budget(overrides=...)",
+    "max_sparsity": "scope=Budget(max_sparsity=...)",
+    "normalize": 'scope=Budget("global", normalize=...)',
+}
+
+
+def _refuse_unknown(arguments: Mapping[str, Any]) -> None:
+    """Raises TypeError if there are any, naming for those of other tools and earlier releases the ones to use here."""
+    if arguments:
+        known = [f"; {name}= is {_UNKNOWN[name]} here" for name in arguments if name in _UNKNOWN]
+        raise TypeError(f"there is no argument {', '.join(arguments)}{''.join(known)}")
+
+
+class Settings:
+    """All that says what is pruned, how, how much and when; the arguments are those of ``PruningCallback``.
+
+    Attributes:
+        recipe: The pruning method.
+        plan: When how much is asked for.
+        budget: How that spreads over the tensors.
+    """
+
+    def __init__(
+        self,
+        method: Method = "l1_unstructured",
+        amount: int | float | None = None,
+        *,
+        epochs: Times = None,
+        steps: Times = None,
+        schedule: Schedule | None = None,
+        scope: Scope | Budget = "local",
+        n: int | float | str = 2,
+        dim: int | Literal["out", "in"] = "out",
+        method_kwargs: Mapping[str, Any] | None = None,
+        parameters: Patterns = None,
+        exclude: Patterns = None,
+        rewind: Rewind | Reinit | None = None,
+        seed: int | None = None,
+        keep_zeros: bool = False,
+        frozen: Literal["skip", "join"] = "skip",
+        enforce: Literal["in_place", "read"] = "in_place",
+        allow_unfinished: bool = False,
+        **unknown: Any,
+    ) -> None:
+        _refuse_unknown(unknown)
+        self.budget = as_budget(scope)
+        self.recipe = make_recipe(method, n, dim, method_kwargs)
+        self.plan = make_plan(
+            self.recipe.amount_or(amount),
+            epochs,
+            steps,
+            schedule,
+            takes_amount=self.recipe.takes_amount,
+            keep_zeros=keep_zeros,
+            scope=self.budget.scope,
+        )
+        self.parameters = None if parameters is None else as_patterns(parameters)
+        self.exclude = as_patterns(exclude)
+        self.rewind = instance_of("rewind", rewind, (Rewind, Reinit), "Rewind(epoch=0)")
+        self.seed = instance_of("seed", seed, (int,), "42")
+        self.keep_zeros = one_of("keep_zeros", keep_zeros, (False, True))
+        self.frozen = one_of("frozen", frozen, ("skip", "join"))
+        self.enforce = one_of("enforce", enforce, ("in_place", "read"))
+        self.allow_unfinished = one_of("allow_unfinished", allow_unfinished, (False, True))
+
+    def values(self) -> dict[str, Plain]:
+        """What a run that is resumed must have in common with the one before, as plain values."""
+        return {
+            "method": plain_value(self.recipe),
+            "plan": plain_value(self.plan),
+            "scope": plain_value(self.budget),
+            "rewind": plain_value(self.rewind),
+        }
+
+    def __str__(self) -> str:
+        """In words that are the same in every process."""
+        return self.describe(self.plan)
+
+    def with_unfinished(self) -> Settings:
+        """The same for a training that need not finish the plan."""
+        other = copy.copy(self)
+        other.allow_unfinished = True
+        return other
+
+    def describe(self, plan: Plan) -> str:
+        """Method, scope and plan for a table.
+
+        Args:
+            plan: The plan, which may be bound to a run by now.
+        """
+        back = "" if self.rewind is None else f"; then back to {self.rewind}"
+        return f"{self.recipe}, {self.budget.scope}: {plan}{back}"
+
+    def run_of(self, model: nn.Module, alone: bool = True) -> PruningRun:
+        """The selection of a model, checked; nothing is changed.
+
+        Args:
+            model: The model.
+            alone: Whether this process only looks ahead, so that no other ones are asked anything.
+
+        Raises:
+            ValueError: If nothing is selected, or a tensor cannot be pruned in this way.
+        """
+        join = self.frozen == "join"
+        targets, frozen = select_trainable(
+            model, self.parameters, self.exclude, join, spare_outputs=self.recipe.prunes_outputs
+        )
+        eventual = [*targets, *frozen]
+        sharded = any(is_sharded(t.parameter) for t in eventual)
+        pruner = Pruner(self.recipe, self.budget, self.plan.final)
+        layout = Layout.PLAIN if sharded or self.enforce == "in_place" else Layout.KEPT
+        pruned = eventual if join else targets
+        if layout is Layout.KEPT:
+            _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
+        pruner.check(pruned)
+        seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
+        guard = None if alone else require_same_masks
+        return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
+
+
+def _refuse_sparse_gradients(targets: Sequence[Target]) -> None:
+    for target in targets:
+        for module, _ in target.owners:
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+                raise ValueError(
+                    f"'{target.name}' belongs to {type(module).__name__}(sparse=True): a tensor that is masked when it "
+                    'is read has dense gradients only; use enforce="in_place", or sparse=False, or leave it out with '
+                    "exclude="
+                )
