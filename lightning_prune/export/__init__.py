@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_prune.export.checkpoint_io import SparseCheckpointIO
     from lightning_prune.export.shrink_channels import shrink
     from lightning_prune.export.shrink_files import load, save
     from lightning_prune.export.shrink_report import ShrinkReport
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ShrinkReport": "shrink_report",
+    "SparseCheckpointIO": "checkpoint_io",
     "load": "shrink_files",
     "load_sparse": "sparse_files",
     "save": "shrink_files",
@@ -23,7 +25,7 @@ _HOMES = {
     "shrink": "shrink_channels",
 }
 
-__all__ = ["ShrinkReport", "load", "load_sparse", "save", "save_sparse", "shrink"]
+__all__ = ["ShrinkReport", "SparseCheckpointIO", "load", "load_sparse", "save", "save_sparse", "shrink"]
 
 
 def __getattr__(name: str) -> Any:

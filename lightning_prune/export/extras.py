@@ -16,11 +16,6 @@ def safetensors() -> Any:
     return _extra("safetensors")
 
 
-def safetensors_torch() -> Any:
-    """The part of safetensors that writes tensors of torch."""
-    return _extra("safetensors.torch")
-
-
 def _extra(name: str) -> Any:
     try:
         return importlib.import_module(name)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_prune.checkpoint import to_dense
-from lightning_prune.export.extras import safetensors_torch
+from lightning_prune.export import safetensors_format
 from lightning_prune.export.finding import Found, Keys, find_state_dict, state_dicts
-from lightning_prune.export.packing import require_plain
+from lightning_prune.export.packing import flat_bytes, require_plain
 from lightning_prune.export.sparse_files import is_sparse_file, load_sparse, opened, save_sparse
 from lightning_prune.export.writing import replacing
 
@@ -266,13 +266,14 @@ def _save_safetensors(contents: Mapping[str, Any], destination: str | os.PathLik
     others = [name for name, value in contents.items() if not isinstance(value, Tensor)]
     if others:
         raise ValueError(f"safetensors files hold tensors only, and '{others[0]}' is none; choose another name")
-    # Copies: safetensors holds no tensors that share memory.
-    copies = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in contents.items()}
-    with replacing(destination) as temporary:
-        try:
-            safetensors_torch().save_file(copies, temporary, {"format": "pt"})
-        except Exception as error:  # safetensors has one class for all errors
-            raise OSError(f"'{os.fspath(destination)}' could not be written: {error}") from error
+    parts = {}
+    for name, value in contents.items():
+        layout, flat = flat_bytes(value.contiguous())
+        if layout.dtype not in safetensors_format.DTYPES:
+            raise ValueError(f"safetensors files hold no {layout.dtype}, which '{name}' is of; choose another name")
+        parts[name] = (layout.dtype, layout.shape, flat)
+    with replacing(destination) as temporary, open(temporary, "wb") as file:
+        safetensors_format.write(file, parts, {"format": "pt"})
 
 
 def _with(contents: Mapping[str, Any], keys: Keys, state: Mapping[str, Any]) -> Any:

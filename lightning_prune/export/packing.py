@@ -14,10 +14,6 @@ from torch import Tensor, nn
 Bytes = npt.NDArray[np.uint8]
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
-_NATIVE = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8),
-    *(torch.uint8, torch.bool),
-)
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -53,9 +49,9 @@ class Layout:
         return self.entries * self.dtype.itemsize
 
     @property
-    def native(self) -> bool:
-        """Whether every reader of safetensors can be given the tensor as it is."""
-        return self.dtype in _NATIVE and not self.expanded and self.order == tuple(range(len(self.shape)))
+    def natural(self) -> bool:
+        """Whether the stored bytes are the tensor's, row by row."""
+        return not self.expanded and self.order == tuple(range(len(self.shape)))
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""

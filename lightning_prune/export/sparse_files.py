@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from lightning_prune.export import safetensors_format
 from lightning_prune.export.extras import safetensors
 from lightning_prune.export.sparse_reader import read
 from lightning_prune.export.sparse_writer import FORMAT, Writer
@@ -37,7 +39,7 @@ def save_sparse(
         ModuleNotFoundError: If the extra ``export`` is not installed.
 
     Example:
-        >>> import tempfile, torch
+        >>> import tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
         >>> weight = torch.zeros(1000)
         >>> weight[7] = -1.5
@@ -45,23 +47,23 @@ def save_sparse(
         >>> os.path.getsize(path) < 1000, torch.equal(load_sparse(path)["weight"], weight)
         (True, True)
     """
-    serialize = safetensors().serialize_file
+    safetensors()  # who can write a file shall be able to read it
     state = model_or_state_dict.state_dict() if isinstance(model_or_state_dict, nn.Module) else model_or_state_dict
     contents = Writer.of(state, compress)
-    with replacing(path) as temporary:
-        try:
-            serialize(contents.specs(), temporary, contents.metadata)
-        except Exception as error:  # safetensors has one class for all errors
-            raise OSError(f"'{os.fspath(path)}' could not be written: {error}") from error
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        safetensors_format.write(file, contents.parts, contents.metadata)
 
 
-def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> dict[str, Any]:
-    """Reads what :func:`save_sparse` wrote, bit by bit the same, onto the CPU.
+def load_sparse(
+    path: str | os.PathLike[str], *, device: torch.device | str = "cpu", max_bytes: int | None = None
+) -> dict[str, Any]:
+    """Reads what :func:`save_sparse` wrote, bit by bit the same.
 
     Nothing is unpickled. Checksums and sizes are looked at before memory is taken for tensors.
 
     Args:
         path: The file.
+        device: Where the tensors shall be.
         max_bytes: The most memory that the tensors may take; that of the machine by default.
 
     Returns:
@@ -74,7 +76,7 @@ def load_sparse(path: str | os.PathLike[str], *, max_bytes: int | None = None) -
         ModuleNotFoundError: If the extra ``export`` is not installed.
     """
     with opened(path) as file:
-        return read(file, os.fspath(path), _memory() if max_bytes is None else max_bytes)
+        return read(file, os.fspath(path), torch.device(device), _memory() if max_bytes is None else max_bytes)
 
 
 def is_sparse_file(path: str | os.PathLike[str]) -> bool:

@@ -38,12 +38,13 @@ class Entry:
     places: tuple[str, str, int] = ("", "raw", 0)
 
 
-def read(file: Any, path: str, max_bytes: int) -> dict[str, Any]:
+def read(file: Any, path: str, device: torch.device, max_bytes: int) -> dict[str, Any]:
     """The contents of a file of this format.
 
     Args:
         file: The open safetensors file.
         path: Its name, for messages.
+        device: Where its tensors shall be.
         max_bytes: The most memory that its tensors may take.
 
     Raises:
@@ -61,7 +62,7 @@ def read(file: Any, path: str, max_bytes: int) -> dict[str, Any]:
     tensors = []
     for entry in entries:
         with _about(entry.name, path):
-            tensors.append(_tensor(file, entry))
+            tensors.append(_tensor(file, entry).to(device))
     with _about(None, path):
         return decode(table["tree"], tensors.__getitem__)  # type: ignore[no-any-return]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from lightning_prune.export.extras import safetensors, zstandard
+from lightning_prune.export import safetensors_format
+from lightning_prune.export.extras import zstandard
 from lightning_prune.export.packing import Bytes, Layout, flat_bytes, require_plain, split_zeros, to_planes
 from lightning_prune.export.tree import NotPlainError, encode
 
@@ -50,7 +52,7 @@ class Writer:
     """
 
     compress: bool
-    parts: dict[str, tuple[str, Sequence[int], Bytes]] = field(default_factory=dict)
+    parts: dict[str, safetensors_format.Part] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
@@ -64,17 +66,9 @@ class Writer:
         """
         writer = cls(compress)
         table = writer._table(state)
-        writer.parts[TABLE] = ("uint8", [len(table.data)], table.data)
+        writer.parts[TABLE] = (torch.uint8, [len(table.data)], table.data)
         writer.metadata |= {"format": FORMAT, "version": "1", "table": table.codec, "crc32": f"{table.crc32:08x}"}
         return writer
-
-    def specs(self) -> dict[str, Any]:
-        """The parts as safetensors takes them; valid as long as this object is."""
-        spec = safetensors().TensorSpec
-        return {
-            name: spec(dtype=dtype, shape=shape, data_ptr=data.ctypes.data, data_len=len(data))
-            for name, (dtype, shape, data) in self.parts.items()
-        }
 
     def _table(self, state: Mapping[str, Any]) -> Part:
         """Takes all tensors of a state, and describes it."""
@@ -124,10 +118,10 @@ class Writer:
         name = name.encode("utf-8", "replace").decode()
         while name in self.parts or name in (TABLE, "__metadata__"):
             name += "+"
-        if layout is not None and layout.native:
-            self.parts[name] = (str(layout.dtype).removeprefix("torch."), layout.shape, part.data)
+        if layout is not None and layout.natural and layout.dtype in safetensors_format.DTYPES:
+            self.parts[name] = (layout.dtype, layout.shape, part.data)
         else:
-            self.parts[name] = ("uint8", [len(part.data)], part.data)
+            self.parts[name] = (torch.uint8, [len(part.data)], part.data)
         return [name, part.codec, part.crc32]
 
 

@@ -110,4 +110,5 @@ def test_a_writer_killed_at_any_time_leaves_a_whole_file(tmp_path: Path) -> None
         loaded = load_sparse(path)
         assert loaded["a"].sum(dtype=torch.float64) == 100_000 * 99_999 / 2
         numbers.append((said, loaded["number"]))
+    assert {name for name in os.listdir(tmp_path) if not name.endswith(".part")} == {"file"}
     assert all(number >= said for said, number in numbers)
