@@ -277,7 +277,7 @@ class PruningCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
         self._tick(trainer, pl_module)
-        self._at_work().mend()
+        self._at_work().batch_start(training_of(trainer, pl_module))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets no gradient move a zero that is kept in place."""
@@ -285,9 +285,16 @@ class PruningCallback(Callback):
             self._session.after_backward()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Shows all gradients to those who watch, before they are clipped."""
-        if self._session is not None:
-            self._session.gradients_are_ready(optimizer)
+        """Shows gradients to those who watch, before they are clipped; the last callback does, for all of them."""
+        crew = self._crew(trainer)
+        if not crew or crew[-1] is not self:
+            return
+        if any(session.watching for session in self._sessions(trainer)):
+            now = training_of(trainer, pl_module)
+            done = [session.show_gradients(now, optimizer) for session in self._sessions(trainer)]
+            self._conclude(trainer, pl_module, crew, done)
+        for session in self._sessions(trainer):
+            session.mask_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -439,7 +446,19 @@ class PruningCallback(Callback):
         if crew[-1] is not self:
             return
         done = [callback._prune(trainer, pl_module, only) for callback in crew]
-        settle(training_of(trainer, pl_module), self._sessions(trainer), done)
+        self._conclude(trainer, pl_module, crew, done)
+
+    def _conclude(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        crew: Sequence[PruningCallback],
+        done: Sequence[Sequence[PruningEvent]],
+    ) -> None:
+        """Goes back, erases and tells after events."""
+        if not any(done):
+            return
+        settle(training_of(trainer, pl_module), [c._at_work() for c in crew], done)
         for callback, events in zip(crew, done, strict=True):
             callback._tell(trainer, pl_module, events)
 

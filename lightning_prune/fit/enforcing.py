@@ -79,7 +79,7 @@ class Enforcement:
         >>> enforcement.stop()
     """
 
-    def __init__(self, run: PruningRun, ready: Callable[[Optimizer | None], None] | None = None) -> None:
+    def __init__(self, run: PruningRun, ready: Callable[[Optimizer], None] | None = None) -> None:
         self._run = run
         self._plain = run.layout is Layout.PLAIN
         self._ready = ready

@@ -81,7 +81,7 @@ class Pruning:
         self._sparsity = 0.0
         self.events: list[PruningEvent] = []
         with together():
-            session = Session(self._settings, self._training(), Announcer(verbose))
+            session = Session(self._settings, self._training(), Announcer(verbose), self._ready)
         session.agree()
         session.start(self._training())
         self._session: Session | None = session
@@ -168,10 +168,22 @@ class Pruning:
             time = now.time(session.plan.unit)
             demands = of_rank_0(lambda: session.demands(time), nothing_everywhere=session.plan.pure)
             events = session.prune(now, demands)
-        settle(now, [session], [events])
+        self._conclude(now, events)
         session.mend(thoroughly=only == "epoch")
-        session.tell(events)
-        self.events += events
+        session.batch_start(now)
+
+    def _ready(self, optimizer: Optimizer) -> None:
+        """Shows gradients to those who watch, when an optimizer is about to step."""
+        session, now = self._at_work(), self._training()
+        self._conclude(now, session.show_gradients(now, optimizer))
+        session.mask_gradients(optimizer)
+
+    def _conclude(self, now: Training, events: list[PruningEvent]) -> None:
+        session = self._at_work()
+        if events:
+            settle(now, [session], [events])
+            session.tell(events)
+            self.events += events
 
     def _at_work(self) -> Session:
         if self._session is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lightning_prune.distributed import of_rank_0, require_same, several_ranks, together
 from lightning_prune.fit.enforcing import Enforcement
 from lightning_prune.fit.erasing import erase
+from lightning_prune.fit.gradients import Watcher, all_finite
 from lightning_prune.fit.limits import Limits, bound, require_room
 from lightning_prune.fit.messages import Announcer, unfinished
 from lightning_prune.fit.resuming import Kept, Saved, require_same_plan
@@ -20,7 +21,7 @@ from lightning_prune.fit.settings import Settings
 from lightning_prune.fit.training import Training
 from lightning_prune.prune.sharded.tensors import reshard
 from lightning_prune.schedules.plan import Clock, Demand, Plan
-from lightning_prune.targets.select import describe_targets
+from lightning_prune.targets.select import Target, describe_targets
 
 
 class Session:
@@ -30,8 +31,12 @@ class Session:
         settings: What is pruned, how and when.
         training: The training that begins, before anything of it is there but the model.
         say: Tells the user what happens.
+        ready: Called with an optimizer that is about to step without a closure, so that its gradients are there.
 
     Attributes:
+        watchers: Those who want to see gradients.
+        waits: Whether events wait for the gradients of the batch that begins, and happen before its step.
+        postponed: What is demanded of an event that waits.
         run: Selection and masks.
         model: The model.
         plan: When something is due; one in fractions is bound to the number of steps at the start.
@@ -40,18 +45,28 @@ class Session:
         ValueError: If the model or the training does not fit the settings; nothing is changed then.
     """
 
-    def __init__(self, settings: Settings, training: Training, say: Announcer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        training: Training,
+        say: Announcer,
+        ready: Callable[[Optimizer], None] | None = None,
+    ) -> None:
         run = settings.run_of(training.model, alone=not several_ranks())
         if run.sharded and settings.rewind is not None:
             raise ValueError(f"{settings.rewind} does not work with sharded parameters: use 'ddp', or leave it out")
         self.settings = settings
         self.model = training.model
+        self.watchers: list[Watcher] = []
+        self.waits = False
+        self.postponed: list[Demand] = []
         self.run = run
         self.plan = settings.plan
         self._say = say
         self._epochs = training.limits.of("epoch")
         self._rewinder = Rewinder(settings.rewind)
-        self._enforcement = Enforcement(run)
+        self._enforcement = Enforcement(run, ready)
+        self._shown: set[Target] = set()
         self._limits = training.limits
 
     def agree(self) -> None:
@@ -111,8 +126,9 @@ class Session:
             only: Whether only plans that count in this unit are asked.
         """
         longer = self._epochs is not None and self._epochs <= training.epoch  # another callback made the fit longer
+        waiting = bool(self.postponed)
         past = self.run.done is not None and training.time(self.plan.unit) <= self.run.done
-        return only in (None, self.plan.unit) and not longer and not past
+        return only in (None, self.plan.unit) and not longer and not past and not waiting
 
     def demands(self, time: int) -> list[Demand]:
         """What the plan asks for at a time."""
@@ -123,7 +139,16 @@ class Session:
         self._rewinder.watch(training.epoch, training.step, training.model, training.optimizers, training.schedulers)
 
     def prune(self, training: Training, demands: Sequence[Demand]) -> list[PruningEvent]:
-        """Meets what is demanded now, which is done as soon as it is met; see also :func:`settle`."""
+        """Meets what is demanded now, which is done as soon as it is met; see also :func:`settle`.
+
+        Events that wait for gradients are met when those are there.
+        """
+        if self.waits and demands and not self.postponed:
+            self.postponed = list(demands)
+            return []
+        return self._meet(training, demands)
+
+    def _meet(self, training: Training, demands: Sequence[Demand]) -> list[PruningEvent]:
         if demands:
             reshard(training.model)
             self._say.relayered(self.run.refresh(training.model))
@@ -157,8 +182,50 @@ class Session:
         """Lets no gradient move a zero, where no hook on the gradient has done that."""
         self._enforcement.after_backward()
 
-    def gradients_are_ready(self, optimizer: Optimizer | None = None) -> None:
-        """Masks gradients that were left for those who watch; called after the backward, before clipping and step."""
+    def batch_start(self, training: Training) -> None:
+        """Writes zeros again where somebody wrote others, and asks who wants to see the gradients of the next step.
+
+        Args:
+            training: The moment before the batch.
+        """
+        self._enforcement.mend()
+        wanted = any(watcher.wants(training) for watcher in self.watchers)
+        self._enforcement.watching = wanted or bool(self.postponed)
+
+    @property
+    def watching(self) -> bool:
+        """Whether somebody waits for the gradients of the next step."""
+        return self._enforcement.watching
+
+    def show_gradients(self, training: Training, optimizer: Optimizer | None = None) -> list[PruningEvent]:
+        """Shows gradients to those who watch, and carries out the event that waited for them.
+
+        Args:
+            training: The moment after the backward, before gradients are clipped and the step is made.
+            optimizer: The one that is about to step; all by default. Others may have stepped in this batch before.
+
+        Returns:
+            What was done; see also :func:`settle`.
+        """
+        held = self.run.targets if optimizer is None else self._enforcement.held_by(optimizer)
+        new = [t for t in held if t not in self._shown and t.parameter.grad is not None]
+        if not self.watching or not new or not all_finite(new):
+            return []
+        for watcher in self.watchers:
+            watcher.see(new, training)
+        self._shown.update(new)
+        if any(t.parameter.grad is not None and t not in self._shown for t in self.run.targets):
+            return []  # another optimizer's
+        self._shown.clear()
+        waited, self.postponed = self.postponed, []
+        return self._meet(training, waited) if waited else []
+
+    def mask_gradients(self, optimizer: Optimizer | None = None) -> None:
+        """Masks gradients that were left as they are for those who watch.
+
+        Args:
+            optimizer: Only those of its parameters; of all by default.
+        """
         self._enforcement.gradients_are_ready(optimizer)
 
     def batch_end(self) -> None:
@@ -213,6 +280,6 @@ def settle(training: Training, sessions: Sequence[Session], events: Sequence[Seq
         session.go_back(training)
     if sparser:
         targets = [target for session in sessions for target in session.run.targets]
-        erase(targets, training.optimizers, training.copies)
+        erase(targets, training.optimizers, training.averages())
         for session in sessions:
             session.mend()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ class Training:
         schedulers: All learning-rate schedulers.
         epoch: The epoch that runs or begins, from 0.
         step: Optimizer steps taken so far.
-        copies: Averages of the model, by the same names of parameters.
+        averages: Finds the averages of the model, which have the same names of parameters; asked at events.
+        left: Optimizer steps that are left of this epoch with the one that comes next, where that is known.
         limits: How long the training can last.
     """
 
@@ -31,7 +32,8 @@ class Training:
     schedulers: Sequence[Any] = ()
     epoch: int = 0
     step: int = 0
-    copies: Sequence[nn.Module] = ()
+    averages: Callable[[], Sequence[nn.Module]] = list
+    left: int | None = None
     limits: Limits = field(default_factory=Limits)
 
     def time(self, unit: Clock) -> int:

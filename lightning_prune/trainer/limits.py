@@ -31,6 +31,21 @@ def limits_of(trainer: Trainer, epochs: int | None) -> Limits:
     return Limits(min(reached, default=None), min(taken, default=None))
 
 
+def steps_left(trainer: Trainer) -> int | None:
+    """Optimizer steps that are left of the epoch that runs, with the one that comes next.
+
+    Args:
+        trainer: The Trainer that fits.
+
+    Returns:
+        ``None`` where that is not known, as with manual optimization or data without a length.
+    """
+    batches = trainer.num_training_batches
+    if math.isinf(batches) or not trainer.lightning_module.automatic_optimization:
+        return None
+    return math.ceil((batches - max(trainer.fit_loop.epoch_loop.batch_idx, 0)) / trainer.accumulate_grad_batches)
+
+
 def _steps_per_epoch(trainer: Trainer) -> int | None:
     batches, module = trainer.num_training_batches, trainer.lightning_module
     callbacks = trainer.callbacks  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.training import Training
 from lightning_prune.trainer.averages import averaged_models
+from lightning_prune.trainer.limits import steps_left
 
 
 def training_of(trainer: Trainer, pl_module: LightningModule, limits: Limits | None = None) -> Training:
@@ -23,6 +24,7 @@ def training_of(trainer: Trainer, pl_module: LightningModule, limits: Limits | N
         [config.scheduler for config in trainer.lr_scheduler_configs],
         trainer.current_epoch,
         trainer.global_step,
-        averaged_models(trainer.callbacks),  # type: ignore[attr-defined]
+        lambda: averaged_models(trainer.callbacks),  # type: ignore[attr-defined]
+        steps_left(trainer),
         limits or Limits(),
     )
