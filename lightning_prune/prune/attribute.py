@@ -173,7 +173,7 @@ def _settle(module: nn.Module, name: str) -> None:
     if 0 in parameter.stride() and parameter.numel() > 1:  # an expanded one cannot hold zeros beside other values
         parameter.data = parameter.detach().clone(memory_format=torch.contiguous_format)
     mask = module._buffers.get(f"{name}_mask")
-    with torch.inference_mode(parameter.is_inference()):
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():  # the first may turn gradients on
         if name in module.__dict__["_own_reads"] or (mask is not None and mask.requires_grad):
             parameter.copy_(read(module, name))
         else:
