@@ -11,7 +11,9 @@ from lightning_prune.prune.functional import (
     identity,
     is_pruned,
     l1_unstructured,
+    ln_blocks,
     ln_structured,
+    n_m_structured,
     random_structured,
     random_unstructured,
     remove,
@@ -24,6 +26,7 @@ from lightning_prune.prune.methods import (
     RandomStructured,
     RandomUnstructured,
 )
+from lightning_prune.prune.patterned import LnBlocks, NMStructured
 from lightning_prune.prune.torch_helpers import _compute_norm as _compute_norm
 from lightning_prune.prune.torch_helpers import _compute_nparams_toprune as _compute_nparams_toprune
 from lightning_prune.prune.torch_helpers import _validate_pruning_amount as _validate_pruning_amount
@@ -37,7 +40,9 @@ __all__ = [
     "CustomFromMask",
     "Identity",
     "L1Unstructured",
+    "LnBlocks",
     "LnStructured",
+    "NMStructured",
     "PruningContainer",
     "RandomStructured",
     "RandomUnstructured",
@@ -48,7 +53,9 @@ __all__ = [
     "identity",
     "is_pruned",
     "l1_unstructured",
+    "ln_blocks",
     "ln_structured",
+    "n_m_structured",
     "pruned_tensors",
     "random_structured",
     "random_unstructured",

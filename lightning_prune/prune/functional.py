@@ -23,6 +23,7 @@ from lightning_prune.prune.methods import (
     RandomStructured,
     RandomUnstructured,
 )
+from lightning_prune.prune.patterned import LnBlocks, NMStructured
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -90,6 +91,7 @@ def l1_unstructured(
     amount: int | float,
     importance_scores: Tensor | None = None,
     *,
+    signed: bool = False,
     keep_name: bool = False,
 ) -> M:
     """Prunes the entries of smallest absolute value.
@@ -102,6 +104,7 @@ def l1_unstructured(
         name: Name of the parameter.
         amount: Fraction in [0, 1] of the entries still unpruned (rounded half to even), or a count.
         importance_scores: Scores of the parameter's shape to rank by, by absolute value; the parameter by default.
+        signed: Rank by the scores themselves, negative ones first, instead of by their absolute values.
         keep_name: Leave the parameter registered as ``name`` (the callback layout).
 
     Returns:
@@ -118,7 +121,9 @@ def l1_unstructured(
         ...  (float((l1_unstructured(layer, "weight", 0.5).weight_mask == 0).float().mean()) for _ in range(3))]
         [0.5, 0.75, 0.875]
     """
-    L1Unstructured.apply(module, name, amount=amount, importance_scores=importance_scores, keep_name=keep_name)
+    L1Unstructured.apply(
+        module, name, amount=amount, signed=signed, importance_scores=importance_scores, keep_name=keep_name
+    )
     return module
 
 
@@ -176,7 +181,8 @@ def ln_structured(
         module: Module that holds the parameter.
         name: Name of the parameter, of two or more dimensions.
         amount: Fraction in [0, 1] of the channels that still have an unpruned entry, or a count of channels.
-        n: Norm: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``.
+        n: Norm: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``; or ``"sum"``, the plain sum, for scores
+            that have signs: the smallest go first.
         dim: Dimension that counts the channels: output channels are dim 0 of Linear and Conv layers and dim 1
             of ConvTranspose layers. Negative ones count from the end.
         importance_scores: Scores of the parameter's shape to take the norms of; the parameter by default.
@@ -203,6 +209,94 @@ def ln_structured(
     LnStructured.apply(
         module, name, amount=amount, n=n, dim=dim, importance_scores=importance_scores, keep_name=keep_name
     )
+    return module
+
+
+def n_m_structured(
+    module: M,
+    name: str,
+    n: int = 2,
+    m: int = 4,
+    dim: int = 1,
+    amount: int | float | None = None,
+    importance_scores: Tensor | None = None,
+    *,
+    signed: bool = False,
+    keep_name: bool = False,
+) -> M:
+    """Keeps ``n`` of each ``m`` entries in a row, those of largest magnitude.
+
+    Args:
+        module: Module that holds the parameter.
+        name: Name of the parameter.
+        n: Entries that are left of each group.
+        m: Entries of a group: consecutive ones along ``dim``.
+        dim: Dimension along which groups lie: 1 is that of the inputs of Linear and Conv layers.
+        amount: Fraction in [0, 1] of the entries still unpruned, or a count, to go a part of the way: all groups lose
+            one before any loses a second. All that ``n`` of ``m`` allow by default.
+        importance_scores: Scores of the parameter's shape to rank by; the parameter by default.
+        signed: Rank by the scores themselves, negative ones first, instead of by their magnitudes.
+        keep_name: Leave the parameter registered as ``name`` (the callback layout).
+
+    Returns:
+        The module, modified in place.
+
+    Raises:
+        AttributeError: If the module has no such attribute.
+        TypeError: If it is not a parameter.
+        IndexError: If the tensor has no such dimension.
+        ValueError: If the dimension is no multiple of ``m``, or the amount asks for more than may go.
+
+    Example:
+        >>> layer = nn.Linear(4, 1)
+        >>> _ = layer.weight.data.copy_(torch.tensor([[1.0, -4.0, 3.0, 2.0]]))
+        >>> n_m_structured(layer, "weight", n=2, m=4).weight_mask
+        tensor([[0., 1., 1., 0.]])
+    """
+    NMStructured.apply(
+        module, name, n, m, dim, amount, signed, importance_scores=importance_scores, keep_name=keep_name
+    )
+    return module
+
+
+def ln_blocks(
+    module: M,
+    name: str,
+    amount: int | float,
+    block: Sequence[int] = (4, 1),
+    n: int | float | str = 2,
+    importance_scores: Tensor | None = None,
+    *,
+    keep_name: bool = False,
+) -> M:
+    """Prunes the blocks of smallest Ln norm.
+
+    Args:
+        module: Module that holds the parameter.
+        name: Name of the parameter, of two or more dimensions.
+        amount: Fraction in [0, 1] of the blocks that still have an unpruned entry, or a count of blocks.
+        block: Size of a block. Two numbers count along the rows and columns of the tensor as a matrix (its first
+            dimension by all others); as many as the tensor has dimensions count along these.
+        n: Norm: a positive number, ``inf``, ``-inf``, or ``"sum"`` for the plain sum of scores with signs.
+        importance_scores: Scores of the parameter's shape to take the norms of; the parameter by default.
+        keep_name: Leave the parameter registered as ``name`` (the callback layout).
+
+    Returns:
+        The module, modified in place.
+
+    Raises:
+        AttributeError: If the module has no such attribute.
+        TypeError: If it is not a parameter, or the amount is not a number.
+        ValueError: If the shape is no multiple of the block, or the amount is out of range or more than is left.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> _ = layer.weight.data.copy_(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
+        >>> ln_blocks(layer, "weight", amount=1, block=(2, 1)).weight_mask
+        tensor([[1., 0.],
+                [1., 0.]])
+    """
+    LnBlocks.apply(module, name, amount, block, n, importance_scores=importance_scores, keep_name=keep_name)
     return module
 
 

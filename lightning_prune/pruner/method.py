@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.nn.utils.prune as torch_prune
@@ -88,6 +88,32 @@ class Recipe:
         if self.amount is not None:
             raise ValueError(f"amount={amount!r} is given, and amount={self.amount!r} to the method: give one")
         return canonical_amount(amount)
+
+    def ranking(self, signed: bool, norm: int | float | str | None, criterion: str) -> Recipe:
+        """The same method for the scores of a criterion.
+
+        Args:
+            signed: Whether scores are ranked with their signs.
+            norm: How scores of a unit become one; ``None`` = as the method does it.
+            criterion: Its name, for messages.
+
+        Raises:
+            ValueError: If the method reads no scores, or none with signs.
+        """
+        taken = _parameters(self.cls)
+        if issubclass(self.cls, RandomUnstructured | RandomStructured):
+            raise ValueError(f"{self.cls.__name__} reads no scores: leave criterion={criterion} out")
+        units = isinstance(self.granularity, Channels | Blocks)
+        if units and "n" in taken and norm is not None:
+            return replace(self, kwargs={**self.kwargs, "n": norm})
+        if not signed or (units and norm == "sum"):
+            return self
+        if units or "signed" not in taken:
+            raise ValueError(
+                f"{self.cls.__name__} ranks magnitudes, but scores of {criterion} have signs: use 'l1_unstructured', "
+                "'n_m', 'ln_structured' or 'ln_blocks'"
+            )
+        return replace(self, kwargs={**self.kwargs, "signed": True})
 
     def make(self, amount: int | float | None, dim: int | None = None) -> AnyMethod:
         """A method for one event.
