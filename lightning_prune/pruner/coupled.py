@@ -16,6 +16,7 @@ from lightning_prune.prune.checks import naming, require_prunable
 from lightning_prune.prune.masks import next_mask
 from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.channels import require_channel_scores
+from lightning_prune.pruner.granularity import Channels
 from lightning_prune.pruner.groups import (
     ChannelGroup,
     Groups,
@@ -107,7 +108,7 @@ class CoupledPruner(Pruner):
             self._check_reachable(_State(self.groups.groups, targets, fresh=True), shares)
 
     def _check_choices(self) -> None:
-        if not self.recipe.structured:
+        if not isinstance(self.recipe.granularity, Channels):
             raise ValueError(
                 f"groups='dependency' prunes whole channels, {self.recipe.cls.__name__} does not: use 'ln_structured', "
                 "'random_structured' or another structured method"
