@@ -76,6 +76,12 @@ class PruningCallback(Callback):
             others wrote. ``"read"``: reading the parameter gives zeros, whatever is written into it, at the cost of a
             product in each forward and backward; the module's class is another one during the fit. The results are
             the same. Sharded parameters are always kept in place.
+        groups: ``"dependency"``: structured methods prune channels together with all that makes and all that reads them
+            in other layers, so that :func:`lightning_prune.export.shrink` can cut what is masked without changing any
+            output (extra ``shrink``). By default each tensor has channels of its own, since groups need a call of the
+            model, and because channels of single tensors are what ``torch.nn.utils.prune`` means.
+        example_inputs: What the model is called with to find groups: a tensor, a tuple of arguments or a dict of them
+            by name; by default the module's ``example_input_array``.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
             scores from then on, so that the best checkpoint is one of the highest sparsity reached.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
@@ -113,6 +119,8 @@ class PruningCallback(Callback):
         keep_zeros: bool = False,
         frozen: Literal["skip", "join"] = "skip",
         enforce: Literal["in_place", "read"] = "in_place",
+        groups: Literal["dependency"] | None = None,
+        example_inputs: Any = None,
         restart_scores: bool = True,
         allow_unfinished: bool = False,
         log_tensors: bool = False,
@@ -138,6 +146,8 @@ class PruningCallback(Callback):
             keep_zeros=keep_zeros,
             frozen=frozen,
             enforce=enforce,
+            groups=groups,
+            example_inputs=example_inputs,
             allow_unfinished=allow_unfinished,
             **unknown,
         )

@@ -98,6 +98,7 @@ def test_zeros_after_each_event_are_those_of_the_plan(
     assert all(abs(found - round(target * WEIGHTS)) <= slack for _, target, found in callback.seen)
 
 
+COUPLED: dict[str, Any] = {"method": "ln_structured", "groups": "dependency", "example_inputs": torch.zeros(2, 8)}
 ROWS: dict[str, dict[str, Any]] = {
     "l1, amounts": {"amount": 0.3, "epochs": [1, 3]},
     "l1, amounts by step, global": {"amount": 20, "steps": [2, 7, 13], "scope": "global"},
@@ -117,6 +118,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "channels": {"method": "ln_structured", "schedule": Linear(**EPOCH_CURVES)},
     "channels, global": {"method": "ln_structured", "n": 1, "dim": "in", "amount": 0.2, "scope": "global"},
     "random channels": {"method": "random_structured", "schedule": Steps({1: 0.3, 3: 0.6})},
+    "coupled channels": {**COUPLED, "schedule": Linear(**EPOCH_CURVES)},
+    "coupled channels, global, read": {**COUPLED, "amount": 0.2, "scope": "global", "enforce": "read"},
+    "coupled channels, rewound": {**COUPLED, "schedule": Linear(**STEP_CURVES), "rewind": Rewind(step=2)},
+    "random coupled channels": {**COUPLED, "method": "random_structured", "schedule": Cubic(**STEP_CURVES)},
     "own": {"method": Ranked, "schedule": Linear(**EPOCH_CURVES), "scope": Budget(overrides={"last.weight": 0.3})},
     "kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2)},
 }

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from lightning_prune import report
 from lightning_prune.fit import checks
 from lightning_prune.fit.run import PruningEvent, PruningRun
+from lightning_prune.pruner.coupled import CoupledPruner
 from lightning_prune.schedules.plan import Plan
 from lightning_prune.targets.select import Target, listing
 
@@ -30,8 +31,8 @@ class Announcer:
         """What is selected, how it will be pruned, and what no optimizer trains."""
         self._warned.clear()
         waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
-        self._show(report.start(model, run.targets, plan + waiting))
-        self._warn(checks.not_trained(run.targets, optimizers))
+        self._show(report.start(model, run.counted, plan + waiting + _channels(run)))
+        self._warn(checks.not_trained(run.counted, optimizers))
 
     def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
         """That all callbacks of a fit together select little of the model."""
@@ -101,6 +102,16 @@ class Announcer:
             if kind not in self._warned:
                 self._warned.add(kind)
                 rank_zero_warn(message or kind)
+
+
+def _channels(run: PruningRun) -> str:
+    """Lines on coupled channels: how many there are, and which are left alone, why."""
+    if not isinstance(run.pruner, CoupledPruner):
+        return ""
+    groups = run.pruner.groups
+    total = sum(group.channels for group in groups.groups)
+    found = f"{total:,} coupled channels in {len(groups.groups)} groups; biases and norms go with them, uncounted"
+    return "\n".join(["", found, *(f"left alone: {one}" for one in groups.left_out)])
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -104,7 +104,7 @@ def _played(run: PruningRun, unit: Clock, demands: list[Demand]) -> Preview:
     events = [run.prune(demand).tensors for demand in demands]
     rows = tuple(
         PreviewRow(t.name, tuple(t.parameter.shape), t.parameter.numel(), tuple(e[t.name] for e in events))
-        for t in run.targets
+        for t in run.counted
     )
     return Preview(rows, unit, tuple(demand.time for demand in demands))
 

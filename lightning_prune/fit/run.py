@@ -104,14 +104,19 @@ class PruningRun:
         self._origin = str(pruner.recipe)
 
     @property
+    def counted(self) -> list[Target]:
+        """The targets whose weights count; of coupled channels matrices and kernels, not the biases and norms."""
+        return self.pruner.counted(self.targets)
+
+    @property
     def total(self) -> int:
         """Number of selected weights."""
-        return sum(t.parameter.numel() for t in self.targets)
+        return sum(t.parameter.numel() for t in self.counted)
 
     @property
     def zeros(self) -> int:
         """Number of masked weights."""
-        return sum(t.zeros for t in self.targets)
+        return sum(t.zeros for t in self.counted)
 
     @property
     def sparsity(self) -> float:
@@ -137,7 +142,7 @@ class PruningRun:
     @property
     def units(self) -> int:
         """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
-        return self.pruner.granularity.slack(self.targets)
+        return self.pruner.slack(self.targets)
 
     def start(self, keep_zeros: bool = False, take: bool = True) -> None:
         """Gives all targets that are pruned already the layout of this run, at the start of training.
@@ -230,7 +235,7 @@ class PruningRun:
                 self._impose(target, mask)
         self.events += 1
         tensors = {t.name: t.zeros for t in self.targets}
-        return PruningEvent(demand, sum(tensors.values()), self.total, before, tensors)
+        return PruningEvent(demand, self.zeros, self.total, before, tensors)
 
     def _masks_after(self, demand: Demand) -> list[Tensor | None]:
         guard, seed = self._guard, stream(f"{self.seed}:{self.events}")
@@ -242,7 +247,7 @@ class PruningRun:
         return masks
 
     def _keep_zeros(self, targets: Sequence[Target]) -> None:
-        for target in targets:
+        for target in self.pruner.counted(targets):
             nonzero = target.parameter.detach() != 0
             if dead_entries(nonzero):
                 self._impose(target, nonzero if target.alive is None else nonzero & target.alive)

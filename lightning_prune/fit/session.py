@@ -249,7 +249,7 @@ class Session:
         with contextlib.ExitStack() as after:
             if self.run.started and not silent:
                 shortfall = unfinished(self.run, self.plan)
-                after.callback(self._say.end, self.model, self.run.targets, self.plan, shortfall)
+                after.callback(self._say.end, self.model, self.run.counted, self.plan, shortfall)
             after.callback(self.run.close)
             after.callback(reshard, self.model)
             after.callback(self._enforcement.stop)

@@ -17,12 +17,14 @@ from lightning_prune.prune.arguments import instance_of, one_of
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.budgets import Budget, Scope, as_budget
+from lightning_prune.pruner.coupled import CoupledPruner, restricted
+from lightning_prune.pruner.dependency import find_groups
 from lightning_prune.pruner.method import Method, make_recipe
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Plan, Times, make_plan
 from lightning_prune.targets.patterns import Patterns, as_patterns
-from lightning_prune.targets.select import Target, select_trainable
+from lightning_prune.targets.select import Target, all_targets, select_trainable
 
 _UNKNOWN = {
     "pruning_fn": "method=",
@@ -77,6 +79,8 @@ class Settings:
         keep_zeros: bool = False,
         frozen: Literal["skip", "join"] = "skip",
         enforce: Literal["in_place", "read"] = "in_place",
+        groups: Literal["dependency"] | None = None,
+        example_inputs: Any = None,
         allow_unfinished: bool = False,
         **unknown: Any,
     ) -> None:
@@ -99,6 +103,12 @@ class Settings:
         self.keep_zeros = one_of("keep_zeros", keep_zeros, (False, True))
         self.frozen = one_of("frozen", frozen, ("skip", "join"))
         self.enforce = one_of("enforce", enforce, ("in_place", "read"))
+        self.groups = one_of("groups", groups, (None, "dependency"))
+        self.example_inputs = example_inputs
+        if self.groups is None and example_inputs is not None:
+            raise ValueError('example_inputs= are for groups="dependency", which is not asked for')
+        if self.groups is not None and self.frozen == "join":
+            raise ValueError('frozen="join" is not there for groups="dependency": unfreeze before the fit, or exclude')
         self.allow_unfinished = one_of("allow_unfinished", allow_unfinished, (False, True))
 
     def values(self) -> dict[str, Plain]:
@@ -108,6 +118,7 @@ class Settings:
             "plan": plain_value(self.plan),
             "scope": plain_value(self.budget),
             "rewind": plain_value(self.rewind),
+            **({} if self.groups is None else {"groups": self.groups}),
         }
 
     def __str__(self) -> str:
@@ -127,7 +138,8 @@ class Settings:
             plan: The plan, which may be bound to a run by now.
         """
         back = "" if self.rewind is None else f"; then back to {self.rewind}"
-        return f"{self.recipe}, {self.budget.scope}: {plan}{back}"
+        coupled = "" if self.groups is None else f", groups={self.groups!r}"
+        return f"{self.recipe}, {self.budget.scope}{coupled}: {plan}{back}"
 
     def run_of(self, model: nn.Module, alone: bool = True) -> PruningRun:
         """The selection of a model, checked; nothing is changed.
@@ -145,15 +157,24 @@ class Settings:
         )
         eventual = [*targets, *frozen]
         sharded = any(is_sharded(t.parameter) for t in eventual)
-        pruner = Pruner(self.recipe, self.budget, self.plan.final)
+        pruner, targets = self._pruner_of(model, targets, sharded)
         layout = Layout.PLAIN if sharded or self.enforce == "in_place" else Layout.KEPT
-        pruned = eventual if join else targets
+        pruned = [*targets, *frozen] if join else targets
         if layout is Layout.KEPT:
             _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
         pruner.check(pruned)
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         guard = None if alone else require_same_masks
         return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
+
+    def _pruner_of(self, model: nn.Module, targets: list[Target], sharded: bool) -> tuple[Pruner, list[Target]]:
+        """What computes masks, and the tensors it masks."""
+        if self.groups is None:
+            return Pruner(self.recipe, self.budget, self.plan.final), targets
+        if sharded:
+            raise ValueError('groups="dependency" is not there for sharded models: leave it out, or use "ddp"')
+        groups, members = restricted(find_groups(model, self.example_inputs), targets, all_targets(model))
+        return CoupledPruner(self.recipe, self.budget, self.plan.final, groups), members
 
 
 def _refuse_sparse_gradients(targets: Sequence[Target]) -> None:

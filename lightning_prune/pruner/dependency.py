@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -97,11 +97,21 @@ def _probe(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in [*plain.parameters(), *plain.buffers()]:
-            if tensor.is_floating_point() and tensor.dim() == 1 and bool((tensor == tensor[:1]).all()):
-                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+            if tensor.is_floating_point() and tensor.numel():
+                _enliven(tensor, generator)
     for parameter in plain.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return plain
+
+
+def _enliven(tensor: Tensor, generator: torch.Generator) -> None:
+    """Random values where all are alike in a vector, and instead of zeros, such as those of channels pruned before."""
+    drawn = torch.rand(tensor.shape, generator=generator).to(tensor) + 0.5
+    if tensor.dim() == 1 and bool((tensor == tensor[:1]).all()):
+        tensor.copy_(drawn)
+    elif tensor.dim() > 0:
+        size = tensor.abs().mean()
+        tensor.copy_(torch.where(tensor == 0, drawn * (size if float(size) > 0 else 0.1), tensor))
 
 
 def _traced(library: Any, probe: nn.Module, inputs: Any) -> Groups:

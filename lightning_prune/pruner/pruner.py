@@ -90,6 +90,14 @@ class Pruner:
         ranked = self._comparable(candidates)
         return [*self._seen_as_one(self.recipe.make(None), ranked)]
 
+    def counted(self, targets: Sequence[Target]) -> list[Target]:
+        """The tensors whose weights count for targets: all of them, unless biases and norms are masked along."""
+        return list(targets)
+
+    def slack(self, targets: Sequence[Target]) -> int:
+        """How many weights rounding to whole units can miss a target by, at most."""
+        return self.granularity.slack(targets)
+
     def among(self, targets: Sequence[Target]) -> Pruner:
         """Without the overrides of tensors that are not there yet."""
         return replace(self, budget=self.budget.among([t.name for t in targets]))

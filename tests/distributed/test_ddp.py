@@ -11,7 +11,7 @@ import torch
 from lightning_prune import PruningCallback
 from tests.distributed.launch import Results, result
 from tests.distributed.models import Fitted, Mlp, dead, fit, largest_difference, weights
-from tests.distributed.workers_ddp import METHODS, OPTIONS, REWINDS, SCOPES, pruning, resumed
+from tests.distributed.workers_ddp import COUPLED, METHODS, OPTIONS, REWINDS, SCOPES, coupled_pruning, pruning, resumed
 
 PLAIN = [type(module).__name__ for module in Mlp().modules()]
 CHANNELS = 10 * 8 + 4 * 17 + 2 * 6  # 0.6 of 17, 6 and 3 channels, rounded
@@ -43,6 +43,19 @@ def test_l25_equals_one_process_with_the_same_global_batch(
     together = result(two, f"{method} {scope}")[0]
     assert largest_difference(alone, together) < 1e-6
     assert dead(alone) == dead(together)
+
+
+@pytest.mark.parametrize(("method", "scope"), COUPLED)
+def test_coupled_channels(two: list[Results], method: str, scope: str) -> None:
+    together = result(two, f"coupled {method} {scope}")
+    assert same(together)
+    assert abs(dead(together[0]) - round(0.6 * 256)) <= (17 + 3) / 2  # half of the largest channel
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_coupled_channels_are_those_of_one_process(two: list[Results], tmp_path: Path, scope: str) -> None:
+    alone = fit(tmp_path, Mlp(), coupled_pruning("ln_structured", scope))
+    assert largest_difference(alone, result(two, f"coupled ln_structured {scope}")[0]) < 1e-6
 
 
 @pytest.mark.parametrize("option", list(OPTIONS))

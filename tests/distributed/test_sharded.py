@@ -155,5 +155,6 @@ def test_an_exception_leaves_a_plain_model(each: list[Results]) -> None:
 
 
 def test_what_cannot_be_pruned_in_parts_is_refused(each: list[Results]) -> None:
-    for (rewound,) in result(each, "refused in parts"):
+    for rewound, coupled in result(each, "refused in parts"):
         assert "Rewind(epoch=0, step=None, what='weights') does not work with sharded parameters" in rewound
+        assert 'groups="dependency" is not there for sharded models' in coupled

@@ -19,6 +19,7 @@ from tests.distributed.models import Fitted, Mlp, Sent, fit
 
 METHODS = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
 SCOPES = ("local", "global")
+COUPLED = (("ln_structured", "local"), ("ln_structured", "global"), ("random_structured", "global"))
 OPTIONS: dict[str, dict[str, Any]] = {
     "static_graph": {"static_graph": True},
     "find_unused_parameters": {"find_unused_parameters": True},
@@ -32,12 +33,22 @@ def pruning(method: str = "l1_unstructured", scope: Any = "global", **kwargs: An
     return PruningCallback(method, scope=scope, verbose=False, **kwargs)
 
 
+def coupled_pruning(method: str, scope: str) -> PruningCallback:
+    return pruning(method, scope, groups="dependency", example_inputs=torch.zeros(2, 8))
+
+
 def unseeded(folder: Path, method: str, scope: str) -> Fitted:
     """Each rank has its own random state, and draws in between."""
     model = Mlp(RANKS)
     torch.manual_seed(100 + rank())
     torch.rand(rank() + 1)
     return fit(folder, model, pruning(method, scope), ranks=RANKS)
+
+
+def coupled(folder: Path, method: str, scope: str) -> Fitted:
+    model = Mlp(RANKS)
+    torch.manual_seed(100 + rank())
+    return fit(folder, model, coupled_pruning(method, scope), ranks=RANKS)
 
 
 def with_options(folder: Path, options: dict[str, Any]) -> Fitted:
@@ -148,6 +159,8 @@ def checks_on_two() -> dict[str, Check]:
     checks: dict[str, Check] = {}
     for method, scope in itertools.product(METHODS, SCOPES):
         checks[f"{method} {scope}"] = partial(unseeded, method=method, scope=scope)
+    for method, scope in COUPLED:
+        checks[f"coupled {method} {scope}"] = partial(coupled, method=method, scope=scope)
     for name, options in OPTIONS.items():
         checks[name] = partial(with_options, options=options)
     for name, rewind in REWINDS.items():

@@ -261,6 +261,7 @@ def refused(folder: Path) -> list[str]:
     """What cannot be pruned in parts is refused when the fit starts."""
     arguments: list[dict[str, Any]] = [
         {"rewind": Rewind(epoch=0)},
+        {"method": "ln_structured", "groups": "dependency", "example_inputs": torch.zeros(2, 8)},
     ]
     messages = []
     for given in arguments:
