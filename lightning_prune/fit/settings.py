@@ -152,9 +152,10 @@ class Settings:
             ValueError: If nothing is selected, or a tensor cannot be pruned in this way.
         """
         join = self.frozen == "join"
-        targets, frozen = select_trainable(
-            model, self.parameters, self.exclude, join, spare_outputs=self.recipe.prunes_outputs
-        )
+        spared = (
+            self.recipe.prunes_outputs and self.groups is None
+        )  # groups leave outputs alone, and cut what they read
+        targets, frozen = select_trainable(model, self.parameters, self.exclude, join, spare_outputs=spared)
         eventual = [*targets, *frozen]
         sharded = any(is_sharded(t.parameter) for t in eventual)
         pruner, targets = self._pruner_of(model, targets, sharded)
