@@ -19,7 +19,16 @@ from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.checks import describe, naming, require_data, require_prunable, require_pruned, require_shape
 from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
 from lightning_prune.prune.kernels.masking import masked
-from lightning_prune.prune.masks import AnyMethod, direct_mask, next_mask, padding_of, scores_of, with_padding, without
+from lightning_prune.prune.masks import (
+    AnyMethod,
+    direct_mask,
+    next_mask,
+    next_mask_as_given,
+    padding_of,
+    scores_of,
+    with_padding,
+    without,
+)
 from lightning_prune.prune.ties import warn_of_twins
 
 Self = TypeVar("Self", bound="BasePruningMethod")
@@ -252,7 +261,7 @@ class PruningContainer(torch_prune.PruningContainer, BasePruningMethod):
         """
         if not self._runs:
             raise ValueError("the container holds no pruning method")
-        keep = next_mask(self._runs[-1][0], t, as_bool(default_mask))
+        keep = next_mask_as_given(self._runs[-1][0], t, as_bool(default_mask))
         return as_numbers(keep, t.real.dtype if t.is_complex() else t.dtype)
 
 

@@ -47,6 +47,16 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
     return keep
 
 
+def next_mask_as_given(method: AnyMethod, t: Tensor, alive: Tensor) -> Tensor:
+    """As :func:`next_mask`, but channels are scored by all of ``t``, as torch's container does with what it is given."""
+    if getattr(method, "PRUNING_TYPE", None) != "structured" or not _makes_keep_masks(method):
+        return next_mask(method, t, alive)
+    region = _region(method, alive, first=False)
+    keep = alive.clone()
+    keep[region] &= next_mask(method, t[region], None)
+    return keep
+
+
 def _makes_keep_masks(method: AnyMethod) -> bool:
     """Whether a method makes boolean masks itself, and no subclass has another ``compute_mask``."""
     return getattr(type(method).compute_mask, "of_keep_mask", False) is True

@@ -82,6 +82,13 @@ def test_compute_mask_applies_the_latest_method_to_what_is_left() -> None:
     assert container.compute_mask(tensor.double(), before.long()).dtype is torch.float64
 
 
+def test_compute_mask_scores_channels_by_all_of_the_tensor_that_it_is_given() -> None:
+    tensor = torch.tensor([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0]])
+    before = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    container = PruningContainer(named(LnStructured(1, n=2, dim=1)))
+    assert container.compute_mask(tensor, before).tolist() == [[0, 1, 1], [0, 1, 0]]
+
+
 def test_an_empty_container_computes_no_mask() -> None:
     with pytest.raises(ValueError, match="holds no pruning method"):
         PruningContainer().compute_mask(torch.ones(2), torch.ones(2))
