@@ -48,7 +48,7 @@ def next_mask(method: AnyMethod, scores: Tensor, alive: Tensor | None) -> Tensor
 
 
 def next_mask_as_given(method: AnyMethod, t: Tensor, alive: Tensor) -> Tensor:
-    """As :func:`next_mask`, but channels are scored by all of ``t``, as torch's container does with what it is given."""
+    """As :func:`next_mask`, but channels are scored by all of ``t``, as by the container of torch."""
     if getattr(method, "PRUNING_TYPE", None) != "structured" or not _makes_keep_masks(method):
         return next_mask(method, t, alive)
     region = _region(method, alive, first=False)
