@@ -24,7 +24,14 @@ class Saved:
 
 @dataclass(frozen=True)
 class Kept(Saved):
-    """The state at the end of an earlier training of the same model: its masks stay, the plan begins anew."""
+    """The state at the end of an earlier training of the same model: its masks stay, the plan begins anew.
+
+    One of another plan, such as that of a file which was only tested, means nothing to this one.
+    """
+
+    def means_something(self, settings: Settings) -> bool:
+        """Whether it was made under these settings."""
+        return self.state.get("settings") in (None, settings.values())
 
 
 def require_readable(state: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -305,6 +306,8 @@ class PruningRun:
                     "the pruning state is that of another model or selection: it has "
                     f"'{name}' of shape {tuple(saved['shape'])}, which is {here} here; selected are {', '.join(found)}"
                 )
+        for name, saved in state["tensors"].items():
+            _require_bits(name, saved)
         self.seed, self.events, self.done = state["seed"], state["events"], state["done"]
         self.targets = [found.pop(name) for name in state["tensors"]]
         self.frozen = list(found.values())
@@ -391,6 +394,15 @@ def _tensor_state(target: Target) -> dict[str, Any]:
         if not is_sharded(mask) and attribute.hidden_values(parameter, mask):
             state["hidden"] = parameter[~mask].cpu()
     return state
+
+
+def _require_bits(name: str, saved: Mapping[str, Any]) -> None:
+    wanted = -(-math.prod(saved["shape"]) // 8)
+    if "bits" in saved and saved["bits"].numel() != wanted:
+        raise ValueError(
+            f"the mask of '{name}' of shape {tuple(saved['shape'])} should have {wanted} bytes in the pruning state, "
+            f"it has {saved['bits'].numel()}: the file is damaged"
+        )
 
 
 def _as(target: Target, other: Target) -> Target:

@@ -95,6 +95,8 @@ class Session:
         Raises:
             ValueError: If the plan cannot be carried out, or what was saved belongs to another one.
         """
+        if isinstance(saved, Kept) and not saved.means_something(self.settings):
+            saved = None
         with together():
             self.plan = self._bound(training.limits)
             if saved is not None:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_prune.prune import beside
 from lightning_prune.prune.kernels.arrays import as_bool, as_numbers
@@ -69,11 +70,14 @@ def masked_names(module: nn.Module) -> list[str]:
 
 
 def stored_parameter(module: nn.Module, name: str) -> nn.Parameter:
-    """The parameter object behind ``module.name``, pruned or not."""
+    """The parameter object behind ``module.name``, pruned or not, also where a parametrization took it over since."""
     layout = layout_of(module, name)
     if layout is Layout.PLAIN:
         return beside.parameter_of(module, name)
-    return cast(nn.Parameter, module._parameters[slot_of(name, layout)])
+    slot = slot_of(name, layout)
+    if slot not in module._parameters and is_parametrized(module, name):
+        return cast(nn.Parameter, cast(nn.ModuleDict, module.parametrizations)[name].original)
+    return cast(nn.Parameter, module._parameters[slot])
 
 
 def alive_mask(module: nn.Module, name: str) -> Tensor | None:
