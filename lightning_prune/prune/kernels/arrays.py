@@ -18,7 +18,13 @@ Array = Any  # a numpy array or a tensor
 _PART = 1 << 16
 _LARGE = 1 << 22  # bytes from which numpy asks the system for large pages
 _IN_NUMPY = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
-_NUMPY_OF = {torch.bool: np.bool_, torch.uint8: np.uint8, torch.float32: np.float32, torch.float64: np.float64}
+_NUMPY_OF = {
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+    torch.int64: np.int64,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -140,6 +146,11 @@ def magnitude(numbers: Array, out: Array | None = None) -> Array:
 def greater(numbers: Array, than: float, out: Array | None = None) -> Array:
     """Whether each number is greater than one."""
     return np.greater(numbers, than, out=out) if isinstance(numbers, np.ndarray) else numbers > than
+
+
+def equal(numbers: Array, to: float, out: Array | None = None) -> Array:
+    """Whether each number equals one."""
+    return np.equal(numbers, to, out=out) if isinstance(numbers, np.ndarray) else numbers == to
 
 
 def not_at_most(numbers: Array, bound: float, out: Array | None = None) -> Array:

@@ -6,16 +6,28 @@ an entry, on its device or on the memory format.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, positions, put
+from lightning_prune.prune.kernels.arrays import (
+    Array,
+    Scratch,
+    as_array,
+    count_true,
+    empty_like,
+    equal,
+    greater,
+    positions,
+    put,
+)
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
-from lightning_prune.prune.kernels.hashing import GOLDEN, hashed, mix, stream
+from lightning_prune.prune.kernels.hashing import hashed, numbered, stream
 from lightning_prune.prune.kernels.pieces import Piece, checked_alive, require_living, split, whole
 from lightning_prune.prune.kernels.sharing import ALONE, Box, Sharing, smallest
 
@@ -52,7 +64,8 @@ def random_keep_masks(
         ValueError: If `count` is negative or more than the number of living entries, or if the masks do not fit.
 
     Example:
-        >>> import torch
+        >>> import numpy as np
+    import torch
         >>> _ = torch.manual_seed(0)
         >>> masks = random_keep_masks([torch.empty(3, 4), torch.empty(8)], 5)
         >>> sum(int(mask.sum()) for mask in masks)
@@ -78,28 +91,36 @@ def random_keep_masks(
 
 def _random_bytes(like: Tensor, box: Box, seed: int) -> Tensor:
     """Bytes in the shape and format of a tensor: eight positions in the whole tensor share a hashed word."""
-    drawn = torch.empty(like.shape, dtype=torch.uint8, device=like.device)
+    empty = empty_like(like, torch.uint8)
+    drawn = empty if empty.is_contiguous() else torch.empty(like.shape, dtype=torch.uint8, device=like.device)
     box = box.flat
     rows, row = drawn.view(box.shape), math.prod(box.whole[1:])
+    scratch = Scratch()
     step, columns = max(1, _RUN // max(1, row)), (slice(None), *box.slices[1:])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        whole_rows = _bytes((box.start[0] + start) * row, len(part) * row, seed, like.device)
+        whole_rows = _bytes((box.start[0] + start) * row, len(part) * row, seed, like.device, scratch)
         part.copy_(whole_rows.view(len(part), *box.whole[1:])[columns])
-    return drawn if drawn.stride() == like.stride() else torch.empty_like(like, dtype=torch.uint8).copy_(drawn)
+    return drawn if drawn is empty else empty.copy_(drawn)
 
 
-def _bytes(first: int, size: int, seed: int, device: torch.device) -> Tensor:
-    words = torch.arange(first >> 3, (first + size + 7) >> 3, device=device).mul_(GOLDEN).add_(seed)
-    return mix(words).view(torch.uint8)[first & 7 :][:size]
+def _bytes(first: int, size: int, seed: int, device: torch.device, scratch: Scratch) -> Tensor:
+    start, end = first >> 3, (first + size + 7) >> 3
+    return numbered(start, end - start, seed, device, scratch).view(torch.uint8)[first & 7 :][:size]
 
 
 def _last_byte(parts: Sequence[list[Piece]], count: int, living: int, sharing: Sharing) -> tuple[int, int]:
     """The first byte up to which `count` living entries are found or more, and how many."""
     counted = [piece for index, pieces in enumerate(parts) if sharing.counts(index) for piece in pieces]
 
+    scratch = Scratch()
+
+    def above(piece: Piece, byte: int) -> int:
+        key = as_array(piece.mask)
+        return count_true(greater(key, byte, scratch.like(key, torch.bool, "above")))
+
     def upto(byte: int) -> int:
-        return living - sharing.added(sum(count_true(as_array(piece.mask) > byte) for piece in counted))[0]
+        return living - sharing.added(sum(above(piece, byte) for piece in counted))[0]
 
     expected = 256 * count // max(living, 1)  # seldom wrong by more than one
     bracket = narrow(Bracket(-1, 255, 0, living), count, upto, [expected, expected - 1])
@@ -107,10 +128,10 @@ def _last_byte(parts: Sequence[list[Piece]], count: int, living: int, sharing: S
 
 
 class _Ties(NamedTuple):
-    """Entries of a piece that share the byte where the count is reached."""
+    """Entries of a tensor that share the byte where the count is reached, those of each piece for themselves."""
 
-    piece: Piece
-    entries: Array
+    pieces: list[Piece]
+    entries: list[Array]
     number: Tensor
     order: Tensor
     counted: Tensor
@@ -125,25 +146,35 @@ def _keep_above(
     counted = _joined([tie.counted for tie in ties])
     sharers = sharing.added(int(counted.count_nonzero()))[0]
     kept = ~smallest(number, order, counted.bool(), sharers - spared, sharing)
-    for tie, part in zip(ties, torch.split(kept, [len(tie.entries) for tie in ties]), strict=True):
-        put(tie.piece.mask, tie.entries, part)
+    places = [(piece.mask, entries) for tie in ties for piece, entries in zip(tie.pieces, tie.entries, strict=True)]
+    for (mask, entries), part in zip(places, torch.split(kept, [len(e) for _, e in places]), strict=True):
+        put(mask, entries, part)
 
 
 def _ties(
     parts: Sequence[list[Piece]], boxes: Sequence[Box], byte: int, salt: int, sharing: Sharing
 ) -> Iterator[_Ties]:
-    before = 0
+    before, scratch = 0, Scratch()
     for index, (pieces, box) in enumerate(zip(parts, boxes, strict=True)):
-        start, seed = 0, stream(f"{salt}:{index}:again")
-        for piece in pieces:
-            key = as_array(piece.mask)
-            entries = positions(piece.living(key == byte))
-            key[...] = key > byte
-            places = box.positions(torch.as_tensor(entries, device=piece.mask.device) + start)
-            counted = torch.full_like(places, sharing.counts(index))
-            yield _Ties(piece, entries, hashed(places.clone(), seed), places + before, counted)
-            start += piece.mask.numel()
+        entries = [_take_ties(piece, byte, scratch) for piece in pieces]
+        starts = itertools.accumulate((piece.mask.numel() for piece in pieces), initial=0)
+        devices = [piece.mask.device for piece in pieces]
+        found = [torch.as_tensor(e, device=d) + start for e, d, start in zip(entries, devices, starts, strict=False)]
+        places = box.positions(_joined(found))
+        counted = torch.full_like(places, sharing.counts(index))
+        yield _Ties(pieces, entries, hashed(places.clone(), stream(f"{salt}:{index}:again")), places + before, counted)
         before += math.prod(box.whole)
+
+
+def _take_ties(piece: Piece, byte: int, scratch: Scratch) -> Array:
+    """The entries of a piece that have this byte; what is above it becomes True, the rest False."""
+    key = as_array(piece.mask)
+    entries = positions(piece.living(equal(key, byte, scratch.like(key, torch.bool, "ties"))))
+    if isinstance(key, np.ndarray):
+        greater(key, byte, key.view(np.bool_))
+    else:
+        key.copy_(key > byte)
+    return entries
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class Box:
         """The index that cuts it out of the whole tensor."""
         return tuple(slice(first, first + size) for first, size in zip(self.start, self.shape, strict=True))
 
-    @property
+    @functools.cached_property
     def run(self) -> int | None:
         """The position of its first entry if its entries follow one another in the whole tensor, else ``None``."""
         split = next((d for d, size in enumerate(self.shape) if size != 1), len(self.shape))
@@ -94,7 +95,7 @@ class Box:
             left = left // size
         return found
 
-    @property
+    @functools.cached_property
     def _steps(self) -> tuple[int, ...]:
         """Entries from one index to the next in each dimension of the whole tensor."""
         return tuple(math.prod(self.whole[d + 1 :]) for d in range(len(self.whole)))

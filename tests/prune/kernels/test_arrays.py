@@ -1,9 +1,10 @@
 """Memory for masks, and masks in other dtypes."""
 
+import numpy as np
 import pytest
 import torch
 
-from lightning_prune.prune.kernels.arrays import as_bool, as_numbers, empty_like, is_binary
+from lightning_prune.prune.kernels.arrays import Scratch, as_bool, as_numbers, empty_like, is_binary
 
 LARGE = {  # 4 MiB of booleans and more, for which the memory is another one
     "rows": torch.empty(2100, 2000),
@@ -61,3 +62,15 @@ def test_a_mask_with_gradient_or_signs() -> None:
     negative = torch.tensor([1 + 1j, 1 + 0j]).conj().imag
     assert negative.is_neg()
     assert as_bool(negative).tolist() == [True, False]
+
+
+def test_scratch_has_the_memory_format_of_what_is_computed() -> None:
+    scratch = Scratch()
+    for t in (torch.randn(4, 6), torch.randn(6, 4).T, torch.randn(2, 3, 4, 5).permute(0, 2, 3, 1), torch.ones(())):
+        array = t.numpy()
+        out = scratch.like(array, torch.float32, "magnitude")
+        assert out.shape == array.shape
+        assert np.argsort(out.strides, kind="stable").tolist() == np.argsort(array.strides, kind="stable").tolist()
+        assert np.array_equal(np.absolute(array, out=out), abs(array))
+    assert scratch.like(torch.ones(3).numpy(), torch.float32, "magnitude").base is out.base
+    assert scratch.like(torch.empty(3, device="meta"), torch.bool, "magnitude") is None
