@@ -192,7 +192,7 @@ class RankedStructured(NativeMethod):
         validate_pruning_amount(self.amount, number)
         count = compute_nparams_to_prune(self.amount, number)
         whole = left is None or left.whole
-        scores = self._living_scores(t, alive, whole)
+        scores = self.living_scores(t, alive, whole)
         channels = signed_keep_masks([scores], count, alive=[left and left.any], names=["channel scores"])[0]
         mask = spread(channels, dim, t)
         return mask if whole or alive is None else mask.logical_and_(alive)
@@ -208,8 +208,14 @@ class RankedStructured(NativeMethod):
         shape = [-1 if d == dim else 1 for d in range(t.dim())]
         return alive & cut(channels.view(shape).expand(t.shape), t)
 
-    def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
-        """The scores of what is left of ``t``; ``whole``: of each channel that is all or nothing."""
+    def living_scores(self, t: Tensor, alive: Tensor | None, whole: bool = False) -> Tensor:
+        """The scores of what is left of the channels of ``t``.
+
+        Args:
+            t: The tensor.
+            alive: Boolean mask of what is left, ``None`` = all.
+            whole: Whether each channel is left as a whole or not at all; then what is gone may have any score.
+        """
         return self.channel_scores(t if alive is None else kept(t, alive))
 
 
@@ -242,9 +248,10 @@ class LnStructured(RankedStructured):
             return t.sum([d for d in range(t.dim()) if d != dim])
         return channel_norms(t, self.n, self.dim)
 
-    def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
+    def living_scores(self, t: Tensor, alive: Tensor | None, whole: bool = False) -> Tensor:
+        """The scores of what is left of the channels of ``t``."""
         if type(self).channel_scores is not LnStructured.channel_scores or self.n == "sum":
-            return super()._living_scores(t, alive, whole)
+            return super().living_scores(t, alive, whole)
         return channel_norms(t, self.n, self.dim, None if whole else alive)
 
 
@@ -266,9 +273,10 @@ class RandomStructured(RankedStructured):
         device = t.device if self._generator is None else self._generator.device
         return torch.rand(t.shape[self.dim], generator=self._generator, device=device).to(t.device)
 
-    def _living_scores(self, t: Tensor, alive: Tensor | None, whole: bool) -> Tensor:
+    def living_scores(self, t: Tensor, alive: Tensor | None, whole: bool = False) -> Tensor:
+        """The scores of what is left of the channels of ``t``."""
         if type(self).channel_scores is not RandomStructured.channel_scores:
-            return super()._living_scores(t, alive, whole)
+            return super().living_scores(t, alive, whole)
         return self.channel_scores(t)  # of which only the shape counts
 
 

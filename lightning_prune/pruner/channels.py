@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_prune.prune.kernels.channels import spread
 from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import LnStructured, RankedStructured, scores_of_channels
 from lightning_prune.prune.sharded.channels import channel_sums
@@ -28,13 +29,12 @@ def kept_channels(candidate: Candidate, dim: int, dropped: Tensor) -> Tensor | N
     alive, parameter = candidate.alive, candidate.target.parameter
     if not bool(dropped.any()):
         return alive
-    shape = [-1 if d == dim else 1 for d in range(parameter.dim())]
-    keep = (~dropped).view(shape).expand(parameter.shape)
     if is_sharded(parameter):
-        part = cut(keep, parameter.detach())
+        shape = [-1 if d == dim else 1 for d in range(parameter.dim())]
+        part = cut((~dropped).view(shape).expand(parameter.shape), parameter.detach())
         return part if alive is None else part & alive
-    like = torch.empty_like(parameter, dtype=torch.bool, requires_grad=False).copy_(keep)
-    return like if alive is None else like & alive
+    keep = spread(~dropped, dim, parameter.detach())
+    return keep if alive is None else keep.logical_and_(alive)
 
 
 def dropped_channels(
@@ -105,9 +105,10 @@ def require_channel_scores(method: AnyMethod) -> RankedStructured:
 
 def channel_scores(method: AnyMethod, candidate: Candidate, dim: int) -> Tensor:
     """The score of each channel along ``dim``, of what is left of a tensor."""
-    scores, alive = candidate.scores, candidate.alive
-    masked = scores if alive is None else torch.where(alive, scores, 0)
-    return scores_of_channels(require_channel_scores(method), masked)
+    scores, alive, ranked = candidate.scores, candidate.alive, require_channel_scores(method)
+    if not is_sharded(scores):
+        return ranked.living_scores(scores, alive)
+    return scores_of_channels(ranked, scores if alive is None else torch.where(alive, scores, 0))
 
 
 def _comparable(method: AnyMethod, candidate: Candidate, dim: int) -> Tensor:

@@ -64,8 +64,7 @@ def random_keep_masks(
         ValueError: If `count` is negative or more than the number of living entries, or if the masks do not fit.
 
     Example:
-        >>> import numpy as np
-    import torch
+        >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> masks = random_keep_masks([torch.empty(3, 4), torch.empty(8)], 5)
         >>> sum(int(mask.sum()) for mask in masks)

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor
 
+from lightning_prune.prune.kernels.channels import counts
 from lightning_prune.prune.kernels.norms import channel_norms
 from lightning_prune.prune.sharded.tensors import box_of, holders_of, is_sharded, local, split_dims
 
@@ -25,9 +26,7 @@ def channel_sums(mask: Tensor, dim: int) -> Tensor:
         >>> channel_sums(torch.tensor([[True, False], [True, True]]), dim=1)
         tensor([2, 1])
     """
-    part = local(mask)
-    others = [d for d in range(mask.dim()) if d != dim]
-    return _over_ranks(part.sum(dim=others) if others else part.long(), mask, dim)
+    return _over_ranks(counts(local(mask), dim), mask, dim)
 
 
 def sharded_channel_norms(part: Tensor, tensor: Tensor, n: int | float | str, dim: int) -> Tensor | None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.channels import around, living, spread
+from lightning_prune.prune.kernels.channels import around, counts, living, spread
 
 MASKS = {
     "rows": torch.rand(7, 5, generator=torch.Generator().manual_seed(0)) < 0.3,
@@ -27,6 +27,21 @@ def test_living_channels(name: str) -> None:
         left = living(mask, dim)
         assert left.any.tolist() == mask.any(dim=others).tolist()
         assert left.all.tolist() == torch.stack([part.all() for part in mask.unbind(dim)] or [mask]).flatten().tolist()
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_counts(name: str) -> None:
+    for dim in range(MASKS[name].dim()):
+        found = counts(MASKS[name], dim)
+        assert found.dtype is torch.int64
+        assert found.tolist() == [int(part.sum()) for part in MASKS[name].unbind(dim)]
+
+
+def test_counts_above_a_byte() -> None:
+    mask = torch.ones(600, 2, 700, dtype=torch.bool)
+    assert counts(mask, 0).tolist() == [1400] * 600
+    assert counts(mask, 1).tolist() == [420_000] * 2
+    assert counts(mask, 2).tolist() == [1200] * 700
 
 
 def test_whole_channels_are_told_from_others() -> None:
