@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from lightning_prune.fit.run import PruningEvent
     from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
     from lightning_prune.pruner.budgets import Budget
+    from lightning_prune.pruner.criteria import (
+        SNIP,
+        Activation,
+        Criterion,
+        Fisher,
+        GradientCriterion,
+        GraSP,
+        Magnitude,
+        Movement,
+        SynFlow,
+        Taylor,
+    )
     from lightning_prune.report import history, plots
     from lightning_prune.schedules import (
         Constant,
@@ -33,6 +45,10 @@ _HOMES = {
     "lightning_prune.fit.run": ("PruningEvent",),
     "lightning_prune.lottery": ("LotteryResults", "LotteryRow", "LotteryTicket"),
     "lightning_prune.pruner.budgets": ("Budget",),
+    "lightning_prune.pruner.criteria": (
+        *("SNIP", "Activation", "Criterion", "Fisher", "GraSP"),
+        *("GradientCriterion", "Magnitude", "Movement", "SynFlow", "Taylor"),
+    ),
     "lightning_prune.schedules": (
         *("Constant", "Cosine", "Cubic", "Exponential", "FromFunction", "Linear"),
         *("OneCycle", "OneShot", "Polynomial", "Schedule", "Steps"),
@@ -43,17 +59,25 @@ _PLACES = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = {"history": "lightning_prune.report.history", "plots": "lightning_prune.report.plots"}
 
 __all__ = [
+    "SNIP",
+    "Activation",
     "Budget",
     "Constant",
     "Cosine",
+    "Criterion",
     "Cubic",
     "Demand",
     "Exponential",
+    "Fisher",
     "FromFunction",
+    "GraSP",
+    "GradientCriterion",
     "Linear",
     "LotteryResults",
     "LotteryRow",
     "LotteryTicket",
+    "Magnitude",
+    "Movement",
     "OneCycle",
     "OneShot",
     "Polynomial",
@@ -63,6 +87,8 @@ __all__ = [
     "Rewind",
     "Schedule",
     "Steps",
+    "SynFlow",
+    "Taylor",
     "history",
     "plots",
 ]

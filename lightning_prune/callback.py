@@ -23,6 +23,7 @@ from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_overlap
 from lightning_prune.fit.session import Session, settle
 from lightning_prune.fit.settings import Settings
 from lightning_prune.pruner.budgets import Budget, Scope
+from lightning_prune.pruner.criteria.named import CriterionLike
 from lightning_prune.pruner.method import Method
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Clock, Demand, Plan, Times
@@ -44,9 +45,10 @@ class PruningCallback(Callback):
     in the callback's own state what resuming needs.
 
     Args:
-        method: ``"l1_unstructured"``, ``"random_unstructured"``, ``"ln_structured"``, ``"random_structured"``, a
-            class of pruning methods (of :mod:`lightning_prune.prune` or ``torch.nn.utils.prune``) or its import path,
-            or a ``functools.partial`` of one.
+        method: ``"l1_unstructured"``, ``"random_unstructured"``, ``"ln_structured"``, ``"random_structured"``,
+            ``"n_m"`` (2:4 by default), ``"ln_blocks"`` (``method_kwargs={"block": (4, 1)}`` by default), a class of
+            pruning methods (of :mod:`lightning_prune.prune` or ``torch.nn.utils.prune``) or its import path, or a
+            ``functools.partial`` of one.
         amount: What each event prunes: a fraction in [0, 1] of the units (weights, or channels of structured methods)
             that are still unpruned, or a count of them; of each tensor, or of all together with ``scope="global"``.
             0.5 by default, unless a schedule is given.
@@ -54,11 +56,17 @@ class PruningCallback(Callback):
         steps: Optimizer steps of the events, or a predicate on the step, instead of epochs.
         schedule: Instead of amounts and times: the target share of zeros among all weights that are selected when the
             fit starts, as a function of time.
-        scope: ``"local"``: every tensor alike; ``"global"``: all tensors in one ranking; ``"erk"``: by their shapes; or
-            a :class:`~lightning_prune.Budget`, which says more.
-        n: Norm of ``"ln_structured"``: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``.
+        criterion: How important a weight is: ``"magnitude"``, ``"taylor"``, ``"snip"``, ``"fisher"``, ``"synflow"``,
+            ``"movement"``, ``"activation"``, a :class:`~lightning_prune.Criterion` such as ``Taylor(batches=8)``, or a
+            function ``f(targets) -> scores``. Events of criteria that watch gradients or inputs happen between the
+            backward and the step of the batch at which they are due.
+        scope: ``"local"``: every tensor alike; ``"global"``: all tensors in one ranking; ``"erk"``: by their shapes;
+            ``"row"``: every output of every tensor alike; or a :class:`~lightning_prune.Budget`, which says more.
+        n: Norm of ``"ln_structured"``: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``; with ``"n_m"`` how
+            many of each ``m`` (4, or another one in ``method_kwargs``) stay.
         dim: Channels of structured methods: ``"out"`` or ``"in"`` (the right axis of Linear, Conv, ConvTranspose and
-            Embedding layers), or a dimension.
+            Embedding layers), or a dimension; ``"out"`` by default. With ``"n_m"`` that along which groups lie,
+            ``"in"`` by default.
         method_kwargs: More arguments of the method.
         parameters: What to prune: names, globs on names, modules or their names, compiled regular expressions, module
             types, (module, name) pairs, predicates ``f(name, parameter)``, or several of these. By default every
@@ -108,9 +116,10 @@ class PruningCallback(Callback):
         epochs: Times = None,
         steps: Times = None,
         schedule: Schedule | None = None,
+        criterion: CriterionLike = "magnitude",
         scope: Scope | Budget = "local",
         n: int | float | str = 2,
-        dim: int | Literal["out", "in"] = "out",
+        dim: int | Literal["out", "in"] | None = None,
         method_kwargs: Mapping[str, Any] | None = None,
         parameters: Patterns = None,
         exclude: Patterns = None,
@@ -135,6 +144,7 @@ class PruningCallback(Callback):
             epochs=epochs,
             steps=steps,
             schedule=schedule,
+            criterion=criterion,
             scope=scope,
             n=n,
             dim=dim,

@@ -14,22 +14,28 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_prune import (
+    Activation,
     Budget,
     Constant,
     Cosine,
     Cubic,
     Exponential,
+    Fisher,
     FromFunction,
+    GraSP,
     Linear,
+    Movement,
     OneCycle,
     OneShot,
     Polynomial,
     PruningCallback,
     Rewind,
     Steps,
+    SynFlow,
+    Taylor,
 )
 from lightning_prune.prune import BasePruningMethod
-from tests.models import net, trainer, zeros
+from tests.models import net, random_data, trainer, zeros
 
 EPOCHS, BATCHES = 4, 4
 WEIGHTS = 8 * 16 + 16 * 3
@@ -73,6 +79,15 @@ METHODS: dict[str, Any] = {
     "own": {"method": Ranked},
     "channels": {"method": "ln_structured", "dim": "in"},
 }
+
+
+def calibrated(model: Any) -> Tensor:
+    return model.loss(random_data(16)[:])
+
+
+def inverse(targets: Any) -> list[Tensor]:
+    """The largest weights go first."""
+    return [1 / t.parameter.detach().abs().clamp_min(1e-9) for t in targets]
 
 
 class Counting(PruningCallback):
@@ -123,6 +138,34 @@ ROWS: dict[str, dict[str, Any]] = {
     "coupled channels, rewound": {**COUPLED, "schedule": Linear(**STEP_CURVES), "rewind": Rewind(step=2)},
     "random coupled channels": {**COUPLED, "method": "random_structured", "schedule": Cubic(**STEP_CURVES)},
     "own": {"method": Ranked, "schedule": Linear(**EPOCH_CURVES), "scope": Budget(overrides={"last.weight": 0.3})},
+    "n of m": {"method": "n_m", "schedule": Linear(begin=1, end=3, final=0.5)},
+    "n of m, global": {"method": "n_m", "n": 1, "schedule": Cubic(**STEP_CURVES), "scope": "global"},
+    "blocks": {"method": "ln_blocks", "method_kwargs": {"block": (1, 4)}, "schedule": Linear(**EPOCH_CURVES)},
+    "rows": {"schedule": Linear(**EPOCH_CURVES), "scope": "row"},
+    "taylor": {"criterion": Taylor(batches=3), "schedule": Cubic(**STEP_CURVES), "scope": "global"},
+    "taylor of each, read": {
+        "criterion": Taylor(batches=2, order="each"),
+        "schedule": Linear(**EPOCH_CURVES),
+        "enforce": "read",
+    },
+    "taylor, channels": {
+        "method": "ln_structured",
+        "dim": "in",
+        "criterion": "taylor",
+        "schedule": Linear(**STEP_CURVES),
+    },
+    "snip": {"criterion": "snip", "schedule": OneShot(0.7), "scope": "global"},
+    "fisher": {"criterion": Fisher(batches=5), "amount": 0.3, "epochs": [1, 3]},
+    "movement": {"criterion": "movement", "schedule": Cubic(**STEP_CURVES), "scope": "global"},
+    "movement, n of m": {"method": "n_m", "criterion": Movement(), "schedule": Linear(begin=1, end=3, final=0.5)},
+    "grasp": {
+        "criterion": GraSP(loss=calibrated, temperature=2.0),
+        "schedule": OneShot(0.7, begin=1),
+        "scope": "global",
+    },
+    "synflow": {"criterion": SynFlow(rounds=9, example_inputs=torch.zeros(2, 8)), "schedule": Linear(**EPOCH_CURVES)},
+    "activation": {"criterion": Activation(batches=2), "schedule": Linear(**EPOCH_CURVES), "scope": "row"},
+    "own criterion": {"criterion": inverse, "schedule": Linear(**EPOCH_CURVES), "scope": "global"},
     "kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2)},
 }
 

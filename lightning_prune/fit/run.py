@@ -23,6 +23,7 @@ from lightning_prune.prune.kernels.hashing import stream
 from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
+from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target, all_targets
@@ -70,6 +71,8 @@ class PruningRun:
         layout: ``PLAIN``, where somebody keeps the zeros, or ``KEPT``.
         frozen: Tensors that would be targets if they were trainable.
         join: Whether frozen tensors become targets at the first event after they became trainable.
+        scorer: Scores the tensors by a criterion; ``None`` = by the weights themselves.
+        model: The model, for criteria that run it.
         guard: Called with new masks, by the names of their tensors, before they are imposed; refuses wrong ones.
 
     Attributes:
@@ -88,6 +91,8 @@ class PruningRun:
         frozen: Sequence[Target] = (),
         join: bool = False,
         guard: Callable[[Mapping[str, Tensor | None]], None] | None = None,
+        scorer: Scorer | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         self.targets = list(targets)
         self.pruner = pruner
@@ -96,6 +101,8 @@ class PruningRun:
         self.frozen = list(frozen)
         self.join = join
         self._guard = guard
+        self.scorer = scorer
+        self._model = model
         self.events = 0
         self.done: int | None = None
         self.started = False
@@ -242,10 +249,15 @@ class PruningRun:
         guard, seed = self._guard, stream(f"{self.seed}:{self.events}")
         all_or_none = nullcontext() if guard is None else together()  # before masks are compared, for which all wait
         with all_or_none, seeded(seed, [t.parameter for t in self.targets]):
-            masks = self.pruner.among(self.targets).masks(self.targets, demand) if self.targets else []
+            masks = self._ranked(self.pruner.among(self.targets), demand) if self.targets else []
         if guard is not None:
             guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
         return masks
+
+    def _ranked(self, pruner: Pruner, demand: Demand) -> list[Tensor | None]:
+        if self.scorer is None or self._model is None:
+            return pruner.masks(self.targets, demand)
+        return masks_in_rounds(pruner, self.scorer, self._model, self.targets, demand)
 
     def _keep_zeros(self, targets: Sequence[Target]) -> None:
         for target in self.pruner.counted(targets):

@@ -17,6 +17,7 @@ from lightning_prune.fit.messages import Announcer, unfinished
 from lightning_prune.fit.resuming import Kept, Saved, require_same_plan
 from lightning_prune.fit.rewind import Rewinder
 from lightning_prune.fit.run import PruningEvent
+from lightning_prune.fit.scoring import Scoring
 from lightning_prune.fit.settings import Settings
 from lightning_prune.fit.training import Training
 from lightning_prune.prune.sharded.tensors import reshard
@@ -58,9 +59,19 @@ class Session:
         self.settings = settings
         self.model = training.model
         self.watchers: list[Watcher] = []
-        self.waits = False
+        self.waits = not settings.by_weights and settings.criterion.watches not in ("nothing", "model")
         self.postponed: list[Demand] = []
         self.run = run
+        if run.scorer is not None:
+            self.watchers.append(
+                Scoring(
+                    run.scorer,
+                    plan=lambda: self.plan,
+                    done=lambda: run.done,
+                    targets=lambda: run.targets,
+                    due=lambda: bool(self.postponed),
+                )
+            )
         self.plan = settings.plan
         self._say = say
         self._epochs = training.limits.of("epoch")
@@ -158,6 +169,8 @@ class Session:
         for demand in demands:
             events.append(self.run.prune(demand))
             self.run.done = max(demand.time, self.run.done or 0)
+        if events and self.run.scorer is not None:
+            self.run.scorer.forget()
         self.run.done = max(training.time(self.plan.unit), self.run.done or 0)
         return events
 
@@ -255,17 +268,23 @@ class Session:
             after.callback(self.run.close)
             after.callback(reshard, self.model)
             after.callback(self._enforcement.stop)
+            if self.run.scorer is not None:
+                after.callback(self.run.scorer.close)
             return None if silent else self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs, as tensors and plain types."""
         self._enforcement.write_zeros()
-        return {**self.run.state_dict(), "settings": self.settings.values(), "rewind": self._rewinder.state_dict()}
+        state = {**self.run.state_dict(), "settings": self.settings.values(), "rewind": self._rewinder.state_dict()}
+        scores = {} if self.run.scorer is None else self.run.scorer.state_dict(self.run.targets)
+        return state | ({"scores": scores} if scores else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts masks, position and snapshot back."""
         self.run.load_state_dict(state)
         self._rewinder.load_state_dict(state["rewind"])
+        if self.run.scorer is not None:
+            self.run.scorer.load_state_dict(state.get("scores", {}), self.run.targets)
         self._enforcement.follow()
 
 

@@ -18,6 +18,9 @@ from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.budgets import Budget, Scope, as_budget
 from lightning_prune.pruner.coupled import CoupledPruner, restricted
+from lightning_prune.pruner.criteria import Magnitude, as_criterion
+from lightning_prune.pruner.criteria.named import CriterionLike
+from lightning_prune.pruner.criteria.scorer import Scorer
 from lightning_prune.pruner.dependency import find_groups
 from lightning_prune.pruner.method import Method, make_recipe
 from lightning_prune.pruner.pruner import Pruner
@@ -58,6 +61,7 @@ class Settings:
         recipe: The pruning method.
         plan: When how much is asked for.
         budget: How that spreads over the tensors.
+        criterion: How important each weight is.
     """
 
     def __init__(
@@ -68,9 +72,10 @@ class Settings:
         epochs: Times = None,
         steps: Times = None,
         schedule: Schedule | None = None,
+        criterion: CriterionLike = "magnitude",
         scope: Scope | Budget = "local",
         n: int | float | str = 2,
-        dim: int | Literal["out", "in"] = "out",
+        dim: int | Literal["out", "in"] | None = None,
         method_kwargs: Mapping[str, Any] | None = None,
         parameters: Patterns = None,
         exclude: Patterns = None,
@@ -86,7 +91,9 @@ class Settings:
     ) -> None:
         _refuse_unknown(unknown)
         self.budget = as_budget(scope)
-        self.recipe = make_recipe(method, n, dim, method_kwargs)
+        self.criterion = as_criterion(criterion)
+        recipe = make_recipe(method, n, dim, method_kwargs)
+        self.recipe = recipe if self.by_weights else recipe.ranking(self.criterion)
         self.plan = make_plan(
             self.recipe.amount_or(amount),
             epochs,
@@ -109,7 +116,16 @@ class Settings:
             raise ValueError('example_inputs= are for groups="dependency", which is not asked for')
         if self.groups is not None and self.frozen == "join":
             raise ValueError('frozen="join" is not there for groups="dependency": unfreeze before the fit, or exclude')
+        if self.groups is not None and not self.by_weights:
+            raise ValueError(f'groups="dependency" ranks channels by their weights: leave criterion={criterion!r} out')
         self.allow_unfinished = one_of("allow_unfinished", allow_unfinished, (False, True))
+        if self.criterion.watches == "dense gradients" and self.enforce == "read":
+            raise ValueError(f"{self.criterion} needs gradients of masked weights: leave enforce='read' out")
+
+    @property
+    def by_weights(self) -> bool:
+        """Whether weights are ranked by themselves."""
+        return isinstance(self.criterion, Magnitude)
 
     def values(self) -> dict[str, Plain]:
         """What a run that is resumed must have in common with the one before, as plain values."""
@@ -119,6 +135,7 @@ class Settings:
             "scope": plain_value(self.budget),
             "rewind": plain_value(self.rewind),
             **({} if self.groups is None else {"groups": self.groups}),
+            **({} if self.by_weights else {"criterion": plain_value(self.criterion)}),
         }
 
     def __str__(self) -> str:
@@ -139,7 +156,8 @@ class Settings:
         """
         back = "" if self.rewind is None else f"; then back to {self.rewind}"
         coupled = "" if self.groups is None else f", groups={self.groups!r}"
-        return f"{self.recipe}, {self.budget.scope}{coupled}: {plan}{back}"
+        by = "" if self.by_weights else f" by {self.criterion}"
+        return f"{self.recipe}{by}, {self.budget.scope}{coupled}: {plan}{back}"
 
     def run_of(self, model: nn.Module, alone: bool = True) -> PruningRun:
         """The selection of a model, checked; nothing is changed.
@@ -164,9 +182,11 @@ class Settings:
         if layout is Layout.KEPT:
             _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
         pruner.check(pruned)
+        self.criterion.check(pruned)
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         guard = None if alone else require_same_masks
-        return PruningRun(targets, pruner, seed, layout, frozen, join, guard)
+        scorer = None if self.by_weights else Scorer(self.criterion)
+        return PruningRun(targets, pruner, seed, layout, frozen, join, guard, scorer, model)
 
     def _pruner_of(self, model: nn.Module, targets: list[Target], sharded: bool) -> tuple[Pruner, list[Target]]:
         """What computes masks, and the tensors it masks."""

@@ -7,7 +7,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch.nn.utils.prune as torch_prune
 
@@ -34,6 +34,20 @@ _OURS: dict[Any, type[AnyMethod]] = {
     torch_prune.LnStructured: LnStructured,
     torch_prune.RandomStructured: RandomStructured,
 }
+
+
+class Ranked(Protocol):
+    """What a method has to know of scores."""
+
+    @property
+    def signed(self) -> bool:
+        """Whether they are ranked with their signs."""
+        ...
+
+    @property
+    def norm(self) -> int | float | str | None:
+        """The order of the norm over a unit, ``"sum"``, or ``None`` for the method's own."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,17 +103,16 @@ class Recipe:
             raise ValueError(f"amount={amount!r} is given, and amount={self.amount!r} to the method: give one")
         return canonical_amount(amount)
 
-    def ranking(self, signed: bool, norm: int | float | str | None, criterion: str) -> Recipe:
+    def ranking(self, criterion: Ranked) -> Recipe:
         """The same method for the scores of a criterion.
 
         Args:
-            signed: Whether scores are ranked with their signs.
-            norm: How scores of a unit become one; ``None`` = as the method does it.
-            criterion: Its name, for messages.
+            criterion: Says whether scores have signs, and how those of a unit become one.
 
         Raises:
             ValueError: If the method reads no scores, or none with signs.
         """
+        signed, norm = criterion.signed, criterion.norm
         taken = _parameters(self.cls)
         if issubclass(self.cls, RandomUnstructured | RandomStructured):
             raise ValueError(f"{self.cls.__name__} reads no scores: leave criterion={criterion} out")

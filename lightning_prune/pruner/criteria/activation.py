@@ -121,12 +121,26 @@ def watch(targets: Sequence[Target], seen: Callable[[Target, Tensor], None]) -> 
     Returns:
         Handles, to be removed.
     """
+    return [module.register_forward_pre_hook(_Inputs(t, seen)) for t in targets for module, _ in t.owners]
 
-    def hook(target: Target) -> Callable[[nn.Module, Any], None]:
-        def before(module: nn.Module, inputs: Any) -> None:
-            if module.training:
-                seen(target, squares(module, inputs[0]))
 
-        return before
+class _Inputs:
+    """The hook; copies and pickles of a layer see nothing."""
 
-    return [module.register_forward_pre_hook(hook(t)) for t in targets for module, _ in t.owners]
+    def __init__(self, target: Target, seen: Callable[[Target, Tensor], None]) -> None:
+        self._target, self._seen = target, seen
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if module.training:
+            self._seen(self._target, squares(module, inputs[0]))
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        return _blind, ()
+
+
+def _blind() -> Callable[[nn.Module, Any], None]:
+    return _see_nothing
+
+
+def _see_nothing(module: nn.Module, inputs: Any) -> None:
+    """The hook of a copy."""

@@ -25,9 +25,6 @@ class Scorer:
     Args:
         criterion: The criterion.
 
-    Attributes:
-        seen: Batches that were observed since the start, or since the last event for criteria that forget.
-
     Example:
         >>> from lightning_prune.pruner.criteria.gradients import Taylor
         >>> from lightning_prune.targets.select import select
@@ -42,8 +39,8 @@ class Scorer:
 
     def __init__(self, criterion: Criterion) -> None:
         self.criterion = criterion
-        self.seen = 0
         self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
         self._handles: list[Any] = []
 
     def observe(self, targets: Sequence[Target], gradients: Sequence[Tensor | None] | None = None) -> None:
@@ -60,7 +57,6 @@ class Scorer:
                 dense = local(gradient.detach())
                 dense = dense.to_dense() if dense.layout is not torch.strided else dense
                 self._add(target, self.criterion.term(local(target.parameter.detach()), dense))
-        self.seen += 1
 
     def open(self, targets: Sequence[Target]) -> None:
         """Begins to watch inputs of layers, for criteria that do."""
@@ -76,7 +72,7 @@ class Scorer:
     def forget(self) -> None:
         """Drops what was seen, unless the criterion adds up from the start."""
         if self.criterion.forgets:
-            self._sums, self.seen = {}, 0
+            self._sums, self._counts = {}, {}
 
     def scores(
         self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None] | None = None
@@ -106,7 +102,7 @@ class Scorer:
         if isinstance(criterion, Function):
             return [_like(t, scores) for t, scores in zip(targets, criterion.function(targets), strict=True)]
         if criterion.watches == "model":
-            return criterion.run(model, targets, alive)
+            return mean_over_ranks(criterion.run(model, targets, alive))
         return [self._score(t) for t in targets]
 
     def _score(self, target: Target) -> Tensor:
@@ -120,7 +116,7 @@ class Scorer:
         if isinstance(self.criterion, Activation):
             total = spread(target.module, mean_over_ranks([total])[0], parameter)
         elif self.criterion.forgets:
-            total = total / self.seen
+            total = total / self._counts[target.name]
         return split_like(self.criterion.score(local(parameter), total), parameter)
 
     def _add(self, target: Target, term: Tensor) -> None:
@@ -128,6 +124,7 @@ class Scorer:
             self._sums[target.name] += term
         else:
             self._sums[target.name] = term.detach().clone()
+        self._counts[target.name] = self._counts.get(target.name, 0) + 1
 
     def state_dict(self, targets: Sequence[Target] = ()) -> dict[str, Any]:
         """What was seen, as tensors and plain types; empty where there is nothing.
@@ -140,7 +137,7 @@ class Scorer:
             name: (whole(split_like(total, split[name])) if name in split and self._entrywise else total).cpu().clone()
             for name, total in self._sums.items()
         }
-        return {"seen": self.seen, "sums": sums} if sums else {}
+        return {"counts": dict(self._counts), "sums": sums} if sums else {}
 
     @property
     def _entrywise(self) -> bool:
@@ -153,7 +150,7 @@ class Scorer:
             state: The :meth:`state_dict`.
             targets: The tensors, on whose devices it goes on.
         """
-        self.seen, self._sums = state.get("seen", 0), {}
+        self._counts, self._sums = dict(state.get("counts", {})), {}
         for target in targets:
             total, parameter = state.get("sums", {}).get(target.name), target.parameter.detach()
             if total is not None:
