@@ -12,6 +12,9 @@ from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _Av
 from torch.optim import Optimizer
 
 from lightning_prune.metrics.functional import value_of
+from lightning_prune.prune.sharded.channels import nonzero_channels
+from lightning_prune.prune.sharded.tensors import nonzero_entries
+from lightning_prune.targets.names import listing
 from lightning_prune.targets.select import Target, all_targets
 
 _CHANNEL_BY_CHANNEL = (
@@ -35,7 +38,7 @@ def dead_layers(targets: Iterable[Target]) -> list[str]:
         >>> dead_layers(all_targets(net)[::2])
         ["'1.weight' is dead: all of its 3 weights are zero"]
     """
-    sizes = {t.name: t.parameter.numel() for t in targets if not bool(value_of(t).any())}
+    sizes = {t.name: t.parameter.numel() for t in targets if not nonzero_entries(value_of(t))}
     return [f"'{name}' is dead: all of its {n:,} weights are zero" for name, n in sizes.items()]
 
 
@@ -92,6 +95,30 @@ def narrow_selection(model: nn.Module, targets: Sequence[Target]) -> list[str]:
     ]
 
 
+def told_at_the_start(targets: Sequence[Target], outputs: str | None) -> list[str]:
+    """What a user may not expect of a selection.
+
+    Args:
+        targets: What is selected.
+        outputs: The tensor that makes the model's outputs, if the channels of these are pruned.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+        >>> told_at_the_start(all_targets(net)[:1], "1.weight")
+        ["not pruned: '1.weight', whose channels are the model's outputs; name it in parameters= to prune them"]
+    """
+    names = [t.name for t in targets]
+    told = [f"'{t.name}'" for t in targets if t.output_dim is None]
+    notes = [f"selected though no layer holds them: {listing(told)}; leave them out with exclude="] if told else []
+    if outputs in names:
+        notes.append(f"channels of '{outputs}' are the model's outputs, and are pruned")
+    elif outputs is not None:
+        notes.append(
+            f"not pruned: '{outputs}', whose channels are the model's outputs; name it in parameters= to prune them"
+        )
+    return notes
+
+
 def not_trained(targets: Iterable[Target], optimizers: Iterable[Optimizer]) -> list[str]:
     """A message if no optimizer holds some of the selected tensors: what is pruned of them is never made up for.
 
@@ -108,8 +135,7 @@ def not_trained(targets: Iterable[Target], optimizers: Iterable[Optimizer]) -> l
     optimizers = list(optimizers)
     held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     missing = [f"'{t.name}'" for t in targets if id(t.parameter) not in held] if optimizers else []
-    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return [f"selected for pruning, but held by no optimizer: {', '.join(missing[:5])}{more}"] if missing else []
+    return [f"selected for pruning, but held by no optimizer: {listing(missing, 5)}"] if missing else []
 
 
 def _neighbours(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
@@ -144,4 +170,4 @@ def _inputs(layer: nn.Module) -> Tensor:
 
 def _living(layer: nn.Module, dim: int) -> Tensor:
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    return (weight.detach() != 0).movedim(dim, 0).flatten(1).any(dim=1)
+    return nonzero_channels(weight.detach(), dim)

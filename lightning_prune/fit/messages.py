@@ -7,13 +7,15 @@ from collections.abc import Iterable, Sequence
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import nn
 from torch.optim import Optimizer
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from lightning_prune import report
 from lightning_prune.fit import checks
 from lightning_prune.fit.run import PruningEvent, PruningRun
 from lightning_prune.pruner.coupled import CoupledPruner
 from lightning_prune.schedules.plan import Plan
-from lightning_prune.targets.select import Target, listing
+from lightning_prune.targets.names import listing
+from lightning_prune.targets.select import Target, outputs_of
 
 
 class Announcer:
@@ -26,12 +28,16 @@ class Announcer:
     def __init__(self, verbose: bool) -> None:
         self.verbose = verbose
         self._warned: set[str] = set()
+        self._restarted: Sequence[str] = ()
 
     def start(self, model: nn.Module, run: PruningRun, plan: str, optimizers: Sequence[Optimizer]) -> None:
         """What is selected, how it will be pruned, and what no optimizer trains."""
         self._warned.clear()
         waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
-        self._show(report.start(model, run.counted, plan + waiting + _channels(run)))
+        outputs = outputs_of(model) if run.pruner.recipe.prunes_outputs else None
+        notes = checks.told_at_the_start(run.counted, outputs)
+        self._tell("
+".join([report.selection(model, run.counted), plan + waiting + _channels(run), *notes]))
         self._warn(checks.not_trained(run.counted, optimizers))
 
     def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
@@ -42,15 +48,17 @@ class Announcer:
         """What an event did."""
         if message := without_effect(event, unit):
             self._warn(["without effect"], message)
-        time = event.demand.time
-        self._tell(
-            f"pruned at {unit} {time}: {event.zeros:,} of {event.total:,} weights are zero ({event.sparsity:.2%})"
-        )
+        restarted, self._restarted = self._restarted, ()
+        if event.sparser:
+            scores = f"; scores of {', '.join(restarted)} are compared from here on" if restarted else ""
+            self._tell(
+                f"pruned at {unit} {event.demand.time}: {event.zeros:,} of {event.total:,} weights are zero "
+                f"({event.sparsity:.2%}){scores}"
+            )
 
     def restarted(self, names: Sequence[str]) -> None:
-        """Which scores are compared from now on only."""
-        if names:
-            self._tell(f"sparser now: scores of {', '.join(names)} are compared from here on")
+        """Which scores are compared from now on only; said with the event."""
+        self._restarted = names
 
     def replaced(self, names: Sequence[str]) -> None:
         """That masks of the fit before are forgotten."""
@@ -95,7 +103,8 @@ class Announcer:
 
     def _tell(self, message: str) -> None:
         if self.verbose:
-            rank_zero_info(message)
+            with tqdm.external_write_mode():  # else the line goes into that of a progress bar
+                rank_zero_info(message)
 
     def _warn(self, kinds: Iterable[str], message: str | None = None) -> None:
         for kind in kinds:

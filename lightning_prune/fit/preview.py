@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lightning_prune.fit.run import PruningRun
+from lightning_prune.printing import aligned, html_table
 from lightning_prune.schedules.plan import Clock, Demand, Plan
 
 _MOST_EVENTS = 12
@@ -65,6 +66,13 @@ class Preview:
 
     def __str__(self) -> str:
         """A table of at most twelve events."""
+        return aligned(self._lines(), left=2)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return html_table(self._lines())
+
+    def _lines(self) -> list[list[str]]:
         shown = _spread(len(self.times))
         lines = [["tensor", "shape", "weights", *(f"{self.unit} {self.times[i]}" for i in shown)]]
         for row in self.rows:
@@ -72,8 +80,7 @@ class Preview:
             lines.append([row.name, shape, str(row.weights), *(str(row.zeros[i]) for i in shown)])
         lines.append(["all", "", str(self.weights), *(str(sum(row.zeros[i] for row in self.rows)) for i in shown)])
         lines.append(["sparsity", "", "", *(f"{self.sparsities[i]:.3f}" for i in shown)])
-        widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-        return "\n".join(_aligned(line, widths) for line in lines)
+        return lines
 
 
 def play(model: nn.Module, run: PruningRun, plan: Plan, total: int | None, keep_zeros: bool) -> Preview:
@@ -94,6 +101,9 @@ def play(model: nn.Module, run: PruningRun, plan: Plan, total: int | None, keep_
     if total is None and plan.last is None:
         raise ValueError(f"{plan} has no last event: give total=, the number of epochs or steps of the fit")
     end = total if plan.last is None else plan.last + 1 if total is None else min(total, plan.last + 1)
+    for target in run.targets:
+        if target.parameter.is_meta:
+            raise ValueError(f"'{target.name}' is on the meta device and has no data to rank yet: preview a made model")
     trial = run.moved_to(copy.deepcopy(model))
     trial.start(keep_zeros)
     demands = [demand for time in range(end or 0) for demand in plan.due(time - 1, time)]
@@ -114,9 +124,3 @@ def _spread(count: int) -> list[int]:
     if count <= _MOST_EVENTS:
         return list(range(count))
     return [round(i * (count - 1) / (_MOST_EVENTS - 1)) for i in range(_MOST_EVENTS)]
-
-
-def _aligned(cells: list[str], widths: list[int]) -> str:
-    left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-    right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
-    return "  ".join([*left, *right]).rstrip()

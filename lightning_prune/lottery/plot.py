@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lightning_prune.printing import pyplot
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
@@ -41,12 +43,8 @@ def plot_lines(lines: Sequence[Line], label: str, ax: Axes | None = None) -> tup
     Raises:
         ModuleNotFoundError: If matplotlib is missing.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plot needs matplotlib: pip install 'lightning-prune[plot]'") from error
-    if ax is None:
-        _, ax = plt.subplots(layout="constrained")
+    ax = pyplot().subplots(layout="constrained")[1] if ax is None else ax
+    assert ax is not None
     for i, line in enumerate(lines):
         shares, means, spreads = zip(*line.points, strict=True)
         percent = [100 * share for share in shares]

@@ -11,6 +11,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from lightning_prune.lottery.plot import Line, plot_lines
+from lightning_prune.printing import aligned, html_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,6 +102,24 @@ class LotteryResults:
                 writer.writerow([*own, *(row.metrics.get(m) for m in self.metrics), row.checkpoint, row.mask])
         partial.replace(path)
 
+    @classmethod
+    def read_csv(cls, path: str | os.PathLike[str]) -> LotteryResults:
+        """The results in a file of :meth:`to_csv`, or in the ``results.csv`` of an experiment's directory.
+
+        Args:
+            path: The file or the directory.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is another kind of file.
+        """
+        path = Path(path, "results.csv") if os.path.isdir(path) else Path(path)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(csv.DictReader(file))
+        if lines and not {*_COLUMNS, "checkpoint", "mask"} <= lines[0].keys():
+            raise ValueError(f"'{path}' has no results of an experiment; its columns are {', '.join(lines[0])}")
+        return cls([_row(line) for line in lines])
+
     def __str__(self) -> str:
         """The first metric as plain aligned text."""
         return self.text()
@@ -120,9 +139,12 @@ class LotteryResults:
         """
         metric = self._known(metric)
         lines = [self._header(), *self._cells(metric)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-        table = ["  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-        return "\n".join([_title(metric), *table])
+        return "\n".join([_title(metric), aligned(lines, left=0)])
+
+    def _repr_html_(self) -> str:
+        """The first metric as a table for notebooks."""
+        metric = self._known(None)
+        return html_table([self._header(), *self._cells(metric)], _title(metric))
 
     def table(self, metric: str | None = None) -> Table:
         """A rich table.
@@ -190,6 +212,16 @@ class LotteryResults:
         if metric != EARLY_STOPPING and metric not in self.metrics:
             raise ValueError(f"metric={metric!r} is unknown; known are {', '.join([*self.metrics, EARLY_STOPPING])}")
         return metric
+
+
+def _row(line: dict[str, str]) -> LotteryRow:
+    known = [line.pop(column) for column in (*_COLUMNS, "checkpoint", "mask")]
+    level, arm, seed, remaining, weights, step, checkpoint, mask = known
+    metrics = {name: float(value) for name, value in line.items() if value}
+    return LotteryRow(
+        *(int(level), arm, int(seed), float(remaining), int(weights), int(step) if step else None),
+        *(metrics, checkpoint, mask),
+    )
 
 
 def _title(metric: str) -> str:

@@ -31,6 +31,12 @@ class _Counting(PruningMetric):
     selection: Tensor
 
     def __init__(self, parameters: Patterns = None, exclude: Patterns = None, **kwargs: Any) -> None:
+        for value in (parameters, exclude):
+            if isinstance(value, nn.Module):
+                raise TypeError(
+                    f"{type(self).__name__} is made without a model and then called with it: "
+                    f"{type(self).__name__}()(model); to choose a module of the model give its name"
+                )
         super().__init__(**kwargs)
         self.parameter_patterns, self.exclude = parameters, exclude
         self.names: list[str] = []

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_prune.metrics.base import PruningMetric
+from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.prune.whole_model import remove_all
 
 Inputs = Tensor | tuple[Any, ...]
@@ -48,12 +49,21 @@ def effective_flops(model: nn.Module, inputs: Inputs) -> FLOPs:
         Both numbers. A theoretical count, not a speed: dense kernels multiply by zeros as well. Weights that the
         forward changes before it uses them (casts under autocast, weight norms) count as dense.
 
+    Raises:
+        ValueError: If a parameter is split over ranks.
+
     Example:
         >>> from lightning_prune.prune import l1_unstructured
         >>> layer = l1_unstructured(nn.Linear(8, 4), "weight", amount=24)  # 8 of 32 weights left
         >>> effective_flops(layer, torch.ones(10, 8))
         FLOPs(effective=160, dense=640)
     """
+    for name, parameter in model.named_parameters():
+        if is_sharded(parameter):
+            raise ValueError(
+                f"'{name}' is split over ranks, and its operations are those of a whole tensor: load a checkpoint into "
+                "the plain model and count there"
+            )
     plain = remove_all(copy.deepcopy(model)).eval()
     memory = {p.untyped_storage().data_ptr() for p in plain.parameters() if p.numel()}
     dense: list[int] = []

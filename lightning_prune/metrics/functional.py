@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from lightning_prune.prune.checks import naming
+from lightning_prune.prune.sharded.tensors import nonzero_entries
 from lightning_prune.targets.patterns import Patterns
 from lightning_prune.targets.select import Target, all_targets, select
 
@@ -61,8 +63,12 @@ def count_zeros(model: nn.Module, parameters: Patterns = None, exclude: Patterns
         >>> count_zeros(l1_unstructured(nn.Linear(3, 2), "weight", amount=4), "weight")
         {'weight': Counts(zeros=4, weights=6)}
     """
-    values = {t.name: value_of(t) for t in chosen(model, parameters, exclude)}
-    return {name: Counts(v.numel() - int(v.count_nonzero()), v.numel()) for name, v in values.items()}
+    counts = {}
+    for target in chosen(model, parameters, exclude):
+        value = value_of(target)
+        with naming(f"'{target.name}'"):
+            counts[target.name] = Counts(value.numel() - nonzero_entries(value), value.numel())
+    return counts
 
 
 def sparsity(model: nn.Module, parameters: Patterns = None, exclude: Patterns = None) -> float:
@@ -295,8 +301,8 @@ def _ratio(intersection: float, union: float) -> float:
 
 def _agreement(first: Tensor, second: Tensor) -> Agreement:
     second = second.to(first.device)
-    entries, kept, also = first.numel(), int(first.count_nonzero()), int(second.count_nonzero())
-    both = int((first & second).count_nonzero())
+    entries, kept, also = first.numel(), nonzero_entries(first), nonzero_entries(second)
+    both = nonzero_entries(first & second)
     expected = kept * also / entries if entries else 0.0
     return Agreement(both, kept + also - both, entries, expected, kept + also - expected)
 

@@ -10,6 +10,7 @@ from lightning_prune.prune import attribute
 from lightning_prune.prune.checks import require_data
 from lightning_prune.prune.foreign import foreign_mask, foreign_names, foreign_value
 from lightning_prune.prune.functional import remove
+from lightning_prune.prune.sharded.tensors import nonzero_entries
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -88,11 +89,11 @@ def sparsity(model: nn.Module) -> float:
         >>> sparsity(net)
         0.5
     """
-    values = effective_parameters(model)
-    for name, value in values.items():
+    zeros = total = 0
+    for name, value in effective_parameters(model).items():
         require_data(value, f"'{name}'")
-    zeros = sum(value.numel() - int(value.count_nonzero()) for value in values.values())
-    total = sum(value.numel() for value in values.values())
+        zeros += value.numel() - nonzero_entries(value)
+        total += value.numel()
     return zeros / total if total else 0.0
 
 

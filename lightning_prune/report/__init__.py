@@ -1,5 +1,5 @@
 """Tables, curves and pictures of what is pruned."""
 
-from lightning_prune.report.tables import Row, Summary, end, rows_of, show, start, summary
+from lightning_prune.report.tables import Row, Summary, end, rows_of, selection, show, summary
 
-__all__ = ["Row", "Summary", "end", "rows_of", "show", "start", "summary"]
+__all__ = ["Row", "Summary", "end", "rows_of", "selection", "show", "summary"]

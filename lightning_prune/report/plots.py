@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 
 from lightning_prune.metrics.functional import value_of
+from lightning_prune.printing import pyplot
+from lightning_prune.prune.sharded.tensors import whole
 from lightning_prune.report.history import History, Points
 from lightning_prune.schedules import Schedule
 from lightning_prune.targets.select import Target, all_targets, select
@@ -135,7 +138,7 @@ def mask_picture(model: nn.Module, name: str, ax: Axes | None = None) -> Picture
     """
     target = _target(model, name)
     value = _value(target)
-    kept = value != 0 if target.alive is None else target.alive.cpu()
+    kept = value != 0 if target.alive is None else whole(target.alive).cpu()
     kernels = _kernels(kept, target.output_dim or 0)
     outputs, inputs, height, width = kernels.shape
     tall = min(3.0, max(1 / 3, outputs * height / max(1, inputs * width)))
@@ -157,25 +160,42 @@ def publish(figure: Figure, to: Logger | str | os.PathLike[str], name: str, step
 
     Args:
         figure: The figure.
-        to: A logger whose ``experiment`` has ``add_figure`` (TensorBoard), or a folder, which is made if it is missing.
+        to: A logger whose ``experiment`` has ``add_figure`` (TensorBoard), or that has ``log_image`` (Weights &
+            Biases); or a folder, which is made if it is missing.
         name: The tag, or the name of the file; without an ending it becomes a PNG.
         step: Where in the log it belongs.
 
     Raises:
         TypeError: If the logger takes no figures.
     """
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     if isinstance(to, Logger):
-        add: Any = getattr(getattr(to, "experiment", None), "add_figure", None)
-        if add is None:
-            raise TypeError(f"{type(to).__name__} takes no figures (its experiment has no add_figure): give a folder")
-        add(name, figure, global_step=step)
+        _log_figure(to, figure, name, step)
     else:
         path = os.path.join(to, name if os.path.splitext(name)[1] else f"{name}.png")
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def _log_figure(logger: Logger, figure: Figure, name: str, step: int) -> None:
+    add: Any = getattr(getattr(logger, "experiment", None), "add_figure", None)
+    log_image: Any = getattr(logger, "log_image", None)
+    if add is not None:
+        add(name, figure, global_step=step)
+    elif log_image is not None:
+        log_image(name, [_as_pixels(figure)], step=step)
+    else:
+        raise TypeError(f"{type(logger).__name__} takes no figures (no add_figure, no log_image): give a folder")
+
+
+def _as_pixels(figure: Figure) -> Any:
+    """Height x width x RGBA, 8 bits each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
 
 
 def _figure(ax: Axes) -> Figure:
@@ -186,11 +206,9 @@ def _figure(ax: Axes) -> Figure:
 def _axis(ax: Axes | None, size: tuple[float, float]) -> Axes:
     if ax is not None:
         return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'lightning-prune[plot]'") from error
-    return plt.subplots(figsize=size, layout="constrained")[1]
+    ax = pyplot().subplots(figsize=size, layout="constrained")[1]
+    assert ax is not None
+    return ax
 
 
 def _steps(ax: Axes, points: Points, **style: Any) -> None:
@@ -228,7 +246,7 @@ def _target(model: nn.Module, name: str) -> Target:
 
 
 def _value(target: Target) -> Tensor:
-    value = value_of(target).cpu()
+    value = whole(value_of(target)).cpu()
     return (value.abs() if value.is_complex() else value).float()
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from torch import Tensor, nn
 
 from lightning_prune.export.files import load_state_dict, module_of
 from lightning_prune.export.shrink_files import is_shrunk, kept_lines, read
 from lightning_prune.metrics.functional import chosen, value_of
+from lightning_prune.printing import aligned, html_table, terminal
+from lightning_prune.prune.checks import naming
+from lightning_prune.prune.sharded.channels import nonzero_channels
+from lightning_prune.prune.sharded.tensors import nonzero_entries
+from lightning_prune.targets.names import listing
 from lightning_prune.targets.patterns import Patterns
 from lightning_prune.targets.select import Target
 
@@ -101,14 +107,16 @@ class Summary:
         Args:
             limit: Show at most so many tensors, the first and the last ones; all by default.
         """
-        lines = [_COLUMNS, *_cells(self, limit), *_totals(self)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
-        table = ["  ".join(_aligned(line, widths)).rstrip() for line in lines]
-        return "\n".join([*([printable(self.title)] if self.title else []), *table, *self.notes])
+        table = aligned([_COLUMNS, *_cells(self, limit), *_totals(self)], left=2)
+        return "\n".join([*([printable(self.title)] if self.title else []), table, *self.notes])
 
     def __rich__(self) -> Table:
         """The same as a rich table."""
         return self.table()
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return html_table([_COLUMNS, *_cells(self, None), *_totals(self)], self.title, self.notes)
 
     def table(self, limit: int | None = None) -> Table:
         """A rich table.
@@ -178,18 +186,36 @@ def summary(
     return Summary(rows_of(chosen(model, parameters, exclude)), f"{os.path.basename(source)}{place}", notes)
 
 
-def start(model: nn.Module, targets: Sequence[Target], plan: str) -> Summary:
-    """The table at the start of a fit: what is selected, and the plan.
+def selection(model: nn.Module, targets: Sequence[Target]) -> str:
+    """What is selected when a fit starts, in lines of at most 100 columns; of many names the first ones.
 
     Args:
         model: The whole model.
         targets: What is selected.
-        plan: Method and plan in words.
+
+    Example:
+        >>> from lightning_prune.targets.select import select
+        >>> net = nn.Linear(4, 2)
+        >>> print(selection(net, select(net)))
+        pruning 1 tensor with 8 of 10 weights (80.0%): weight
     """
     whole = sum(p.numel() for p in model.parameters())
-    chosen_weights = sum(t.parameter.numel() for t in targets)
-    share = f"{len(targets)} tensors with {chosen_weights:,} of {whole:,} weights ({chosen_weights / whole:.1%})"
-    return Summary(rows_of(targets), "pruning: selection and plan", (share, plan))
+    weights = sum(t.parameter.numel() for t in targets)
+    tensors = "1 tensor" if len(targets) == 1 else f"{len(targets)} tensors"
+    names = listing([shortened(t.name, 60) for t in targets])
+    text = f"pruning {tensors} with {weights:,} of {whole:,} weights ({weights / whole:.1%}): {names}"
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def shortened(name: str, width: int) -> str:
+    """A long name without its middle.
+
+    Example:
+        >>> shortened("model.encoder.layers.11.attention.weight", 20)
+        'model.enc…ion.weight'
+    """
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}".replace("\n", " ")
 
 
 def end(targets: Sequence[Target], planned: float | None = None) -> Summary:
@@ -211,7 +237,7 @@ def show(table: Summary, file: TextIO | None = None, limit: int | None = 40) -> 
         limit: Show at most so many tensors, the first and the last ones; ``None``: all.
     """
     file = sys.stdout if file is None else file
-    console = _terminal(file)
+    console = terminal(file)
     if console is None:
         print(table.text(limit), file=file)
     else:
@@ -237,22 +263,13 @@ def rows_of(targets: Iterable[Target]) -> tuple[Row, ...]:
 
 
 def _row(target: Target, value: Tensor) -> Row:
-    zeros = value.numel() - int(value.count_nonzero())
+    with naming(f"'{target.name}'"):
+        zeros = value.numel() - nonzero_entries(value)
     if value.dim() < 2:
         return Row(target.name, tuple(value.shape), value.numel(), zeros)
     dim = target.output_dim or 0
-    alive = (value != 0).movedim(dim, 0).flatten(1).any(dim=1)
-    dead = alive.numel() - int(alive.count_nonzero())
-    return Row(target.name, tuple(value.shape), value.numel(), zeros, alive.numel(), dead)
-
-
-def _terminal(file: TextIO) -> Any:
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError:
-        return None
-    console = Console(file=file)
-    return console if console.is_terminal else None
+    dead = value.shape[dim] - int(nonzero_channels(value, dim).count_nonzero())
+    return Row(target.name, tuple(value.shape), value.numel(), zeros, value.shape[dim], dead)
 
 
 def _cells(table: Summary, limit: int | None) -> list[tuple[str, ...]]:
@@ -260,7 +277,7 @@ def _cells(table: Summary, limit: int | None) -> list[tuple[str, ...]]:
         return [_line(table, row) for row in table.rows]
     first = (limit + 1) // 2
     last = len(table.rows) - (limit - first)
-    skipped = (f"... {last - first} more", *[""] * (len(_COLUMNS) - 1))
+    skipped = (f"… {last - first} more", *[""] * (len(_COLUMNS) - 1))
     return [*(_line(table, r) for r in table.rows[:first]), skipped, *(_line(table, r) for r in table.rows[last:])]
 
 
@@ -288,7 +305,3 @@ def _totals(table: Summary) -> list[tuple[str, ...]]:
         return [total]
     planned = round(table.planned * table.weights)
     return [total, ("planned", "", "", f"{planned:,}", f"{table.planned:.2%}", "", "")]
-
-
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))]

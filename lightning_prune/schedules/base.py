@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from lightning_prune.printing import pyplot
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
@@ -147,13 +149,9 @@ class Schedule(ABC):
         >>> from lightning_prune import Cubic
         >>> fig, ax = Cubic(final=0.9, begin=2, end=20).plot()
         """
-        try:
-            import matplotlib.pyplot as plt
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("plot needs matplotlib: pip install 'lightning-prune[plot]'") from error
-        events = self.events(total)
-        if ax is None:
-            _, ax = plt.subplots()
+        plt, events = pyplot(), self.events(total)
+        ax = plt.subplots()[1] if ax is None else ax
+        assert ax is not None
         name = type(self).__name__
         ax.step([t for t, _ in events], [s for _, s in events], where="post", marker=".", label=name)
         ax.set(xlabel="epoch" if self.unit == "epoch" else "step", ylabel="sparsity")

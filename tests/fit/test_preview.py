@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_prune import Constant, Cubic, Linear, PruningCallback
 from tests.models import DigitsNet, Recorder, is_plain, net, trainer
@@ -54,3 +55,8 @@ def test_preview_shows_twelve_of_many_events() -> None:
     assert "epoch 0 " in text
     assert text.splitlines()[0].endswith("epoch 99")
     assert text.splitlines()[-1].endswith("0.898")
+
+
+def test_a_tensor_without_data_is_named() -> None:
+    with pytest.raises(ValueError, match="'weight' is on the meta device and has no data"):
+        PruningCallback(amount=0.5, epochs=[0]).preview(nn.Linear(2, 2, device="meta"))

@@ -150,3 +150,14 @@ def test_plot_without_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch
 def test_unknown_metric(show: str) -> None:
     with pytest.raises(ValueError, match="'acc' is unknown; known are accuracy, loss, early_stopping_step"):
         getattr(RESULTS, show)("acc")
+
+
+def test_results_are_read_from_their_file(tmp_path: Path) -> None:
+    dense = LotteryRow(0, "dense", 3, 1.0, 100, 60, {"accuracy": 0.9, "loss": 0.1}, "a/model.ckpt", "a/mask.pt")
+    results = LotteryResults([dense, LotteryRow(1, "ticket", 3, 0.8, 80, None, {"accuracy": 1 / 3})])
+    results.to_csv(tmp_path / "results.csv")
+    assert LotteryResults.read_csv(tmp_path / "results.csv") == LotteryResults.read_csv(tmp_path) == results
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="has no results of an experiment; its columns are a, b"):
+        LotteryResults.read_csv(tmp_path / "other.csv")
+    assert "<td>0.9000</td>" in results._repr_html_()

@@ -165,3 +165,13 @@ def test_two_processes():
     assert [first[i] for i in range(len(EXAMPLES))] == pytest.approx([example[-1] for example in EXAMPLES])
     assert first["per_tensor"] == {"sparsity/weight": 0.375}
     assert first["alike"] == 12
+
+
+def test_a_model_is_no_pattern():
+    with pytest.raises(TypeError, match=r"Sparsity is made without a model and then called with it: Sparsity\(\)\(mod"):
+        metrics.Sparsity(nn.Linear(2, 2))
+
+
+def test_a_tensor_without_data_is_named():
+    with pytest.raises(ValueError, match=r"'weight': a tensor of shape \(2, 2\) on the meta device has no data"):
+        metrics.sparsity(nn.Linear(2, 2, device="meta"))

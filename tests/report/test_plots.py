@@ -193,3 +193,17 @@ def test_publish_refuses_loggers_without_figures(tmp_path):
     figure, _ = plots.mask_picture(layer(), "0.weight")
     with pytest.raises(TypeError, match="CSVLogger takes no figures"):
         plots.publish(figure, CSVLogger(tmp_path), "mask")
+
+
+class Images(CSVLogger):
+    """Takes images as the logger of Weights & Biases does."""
+
+    def log_image(self, key, images, step=None, **kwargs):
+        self.logged = (key, [image.shape[2:] for image in images], step)
+
+
+def test_a_logger_of_images_is_given_pixels(tmp_path):
+    logger = Images(tmp_path)
+    figure, _ = plots.mask_picture(nn.Linear(3, 2), "weight")
+    plots.publish(figure, logger, "mask", step=4)
+    assert logger.logged == ("mask", [(4,)], 4)

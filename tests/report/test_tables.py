@@ -79,15 +79,14 @@ def test_text():
 def test_long_tables_are_cut_in_the_middle():
     table = report.summary(nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(9)]))
     names = [line.split("  ")[0] for line in table.text(limit=3).splitlines()]
-    assert names == ["Sequential", "tensor", "0.weight", "1.weight", "... 6 more", "8.weight", "total"]
+    assert names == ["Sequential", "tensor", "0.weight", "1.weight", "… 6 more", "8.weight", "total"]
     assert len(str(table).splitlines()) == 12
 
 
 def test_start_and_end_of_a_fit():
     model = net()
     targets = select(model)
-    table = report.start(model, targets, "half of it")
-    assert table.notes == ("2 tensors with 36 of 45 weights (80.0%)", "half of it")
+    assert report.selection(model, targets).startswith("pruning 2 tensors with 36 of 45 weights (80.0%): ")
     remove_all(model)
     table = report.end(targets, planned=0.75)
     assert (table.zeros, table.sparsity, table.planned) == (18, 0.5, 0.75)
@@ -150,3 +149,24 @@ def test_zeros_of_tensors_that_share_memory_count_once(tmp_path):
 def test_an_unknown_name_is_an_error():
     with pytest.raises(ValueError, match=r"near names: 0.weight"):
         report.summary(net(), "0.wieght")
+
+
+def test_the_selection_of_a_deep_model_is_told_in_narrow_lines():
+    deep = nn.Sequential()
+    for i in range(60):
+        deep.add_module(f"a_block_whose_name_is_very_long_and_says_all_that_it_does_{i}", nn.Linear(2, 2))
+    told = report.selection(deep, select(deep))
+    assert told.startswith("pruning 60 tensors with 240 of 360 weights (66.7%)")
+    assert told.endswith("and 52 more")
+    assert max(map(len, told.splitlines())) <= 100
+
+
+def test_tables_for_notebooks():
+    table = report.Summary((report.Row("<a>", (2, 3), 6, 3, 2, 0),), title="t")._repr_html_()
+    assert "<td>&lt;a&gt;</td><td>2x3</td><td>6</td><td>3</td><td>50.00%</td>" in table
+    assert table.count("<tr>") == 3
+
+
+def test_a_tensor_without_data_is_named():
+    with pytest.raises(ValueError, match=r"'0.weight': a tensor of shape \(2, 2\) on the meta device has no data"):
+        report.summary(nn.Sequential(nn.Linear(2, 2, device="meta")))

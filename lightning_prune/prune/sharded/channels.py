@@ -11,6 +11,20 @@ from lightning_prune.prune.kernels.norms import channel_norms
 from lightning_prune.prune.sharded.tensors import box_of, holders_of, is_sharded, local, split_dims
 
 
+def nonzero_channels(tensor: Tensor, dim: int) -> Tensor:
+    """One bool for each slice along ``dim``: whether any of its entries is not zero, over all ranks.
+
+    Args:
+        tensor: Plain or split; every rank has to call it for a split one.
+        dim: The dimension, from the front.
+
+    Example:
+        >>> nonzero_channels(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), dim=1)
+        tensor([ True, False])
+    """
+    return channel_sums(tensor != 0, dim) > 0
+
+
 def channel_sums(mask: Tensor, dim: int) -> Tensor:
     """How many entries of a boolean mask are True in each slice along ``dim``, over all ranks.
 

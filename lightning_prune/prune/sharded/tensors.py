@@ -81,6 +81,24 @@ def box_of(tensor: Tensor) -> Box:
     return Box(tuple(chunk.offsets), tuple(chunk.sizes), tuple(tensor.shape))
 
 
+def nonzero_entries(tensor: Tensor) -> int:
+    """How many entries of a tensor are not zero, over all ranks. Every rank has to call it for a split one.
+
+    Args:
+        tensor: Plain or split.
+
+    Raises:
+        ValueError: If it has no data.
+
+    Example:
+        >>> nonzero_entries(torch.tensor([[1.0, 0.0], [2.0, 3.0]]))
+        3
+    """
+    if tensor.is_meta:
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} on the meta device has no data to look at yet")
+    return int(holders_of(tensor).total(local(tensor).count_nonzero()))
+
+
 def dead_entries(mask: Tensor | None) -> int:
     """How many entries of a boolean mask are False, over all ranks; they are counted when first asked for.
 
