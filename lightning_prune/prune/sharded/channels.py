@@ -19,6 +19,7 @@ def nonzero_channels(tensor: Tensor, dim: int) -> Tensor:
         dim: The dimension, from the front.
 
     Example:
+        >>> import torch
         >>> nonzero_channels(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), dim=1)
         tensor([ True, False])
     """
