@@ -36,7 +36,7 @@ def main() -> None:
         gradual = Cubic(final=final, end=2 * args.epochs // 3)
         cubic = [pruned_accuracy(network, gradual, images, args.epochs) for network in networks]
         print(f"| {100 * final:.0f} % | {summary(one_shot)} | {summary(cubic)} |", flush=True)
-    dense = summary([test_accuracy(network, images) for network in networks])
+    dense = summary([pruned_accuracy(network, None, images, args.epochs) for network in networks])
     print(f"| none | {dense} | {dense} |")
 
 
@@ -47,11 +47,12 @@ def dense_network(seed: int, images: Images, epochs: int) -> ConvNet:
     return network
 
 
-def pruned_accuracy(network: ConvNet, schedule: Schedule, images: Images, epochs: int) -> float:
-    """Test accuracy of a copy of the network after pruning it by a schedule."""
+def pruned_accuracy(network: ConvNet, schedule: Schedule | None, images: Images, epochs: int) -> float:
+    """Test accuracy of a copy of the network after training it on, pruned by a schedule or dense."""
     L.seed_everything(0, verbose=False)
     network = copy.deepcopy(network)
-    quiet_trainer(epochs, PruningCallback(schedule=schedule, scope="global")).fit(network, images)
+    pruning = [] if schedule is None else [PruningCallback(schedule=schedule, scope="global")]
+    quiet_trainer(epochs, *pruning).fit(network, images)
     return test_accuracy(network, images)
 
 

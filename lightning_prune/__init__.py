@@ -94,6 +94,9 @@ __all__ = [
 ]
 
 
+__version__ = "0.1.0"
+
+
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used, so that the engine alone does without Lightning."""
     if name in _PLACES:

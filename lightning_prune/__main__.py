@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from lightning_prune import __version__
 from lightning_prune.export.files import make_dense, make_sparse
 from lightning_prune.report.tables import printable, show, summary
 
@@ -51,6 +52,7 @@ def _under(keys: Sequence[Sequence[str]]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m lightning_prune", description="Looks at and converts checkpoints.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("show", help="print a table of the tensors of a file and their zeros")
     shown.add_argument("file", help="what torch.save, Lightning, safetensors or 'compress' wrote, also a folder of it")

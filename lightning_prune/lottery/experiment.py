@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,8 +116,8 @@ class LotteryTicket:
     ) -> None:
         if rounds < 1:
             raise ValueError(f"rounds should be 1 or more, got {rounds}")
-        if not seeds or len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds should be one or more different numbers, got {list(seeds)}")
+        seeds = _whole_numbers(seeds)
+        amount = amount if isinstance(amount, (int, float)) else amount.item()
         budget = as_budget(scope)
         if budget.scope == "erk":
             raise ValueError("scope should be 'local' or 'global', got 'erk': it spreads targets, not amounts")
@@ -136,7 +139,7 @@ class LotteryTicket:
         self.trainer = trainer
         self.rounds = rounds
         self.arms = arms(controls)
-        self.seeds = list(seeds)
+        self.seeds = seeds
         self.directory = Path(directory)
         self.progress = progress
 
@@ -155,6 +158,7 @@ class LotteryTicket:
             ValueError: If ``directory`` holds an experiment with other settings, the rewind point is never reached,
                 or the module cannot be tested, pruned or re-initialised so.
         """
+        self._started: list[float] = []
         with isolate_rng():
             self._check()
             claim(self.directory, self._words())
@@ -203,9 +207,24 @@ class LotteryTicket:
     @rank_zero_only
     def _say(self, place: Place) -> None:
         if self.progress:
-            places = self._places()
+            places, now = self._places(), time.monotonic()
+            done = places.index(place)
+            self._started.append(now)
+            trained = len(self._started) - 1
+            left = (now - self._started[0]) / trained * (len(places) - done) if trained else None
             print(
-                f"[{places.index(place) + 1}/{len(places)}] seed {place.seed}, level {place.level} of {self.rounds}, "
-                f"{place.arm.name}",
+                f"[{done + 1}/{len(places)}] seed {place.seed}, level {place.level} of {self.rounds}, {place.arm.name}"
+                + ("" if left is None else f", about {timedelta(seconds=round(left))} left"),
                 flush=True,
             )
+
+
+def _whole_numbers(seeds: Iterable[int]) -> list[int]:
+    """The seeds as plain numbers; raises TypeError or ValueError if they are not one or more different ones."""
+    given = list(seeds)
+    if not all(hasattr(seed, "__index__") and not isinstance(seed, bool) for seed in given):
+        raise TypeError(f"seeds should be whole numbers, got {given}")
+    numbers = [operator.index(seed) for seed in given]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"seeds should be one or more different numbers, got {numbers}")
+    return numbers

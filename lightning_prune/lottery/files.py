@@ -68,7 +68,12 @@ class Place:
     def row(self) -> LotteryRow | None:
         """The result, ``None`` if it is not finished."""
         file = self.folder / "row.json"
-        return LotteryRow(**json.loads(file.read_text("utf-8"))) if file.exists() else None
+        if not file.exists():
+            return None
+        try:
+            return LotteryRow(**json.loads(file.read_text("utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"'{file}' is damaged ({error}): remove it, and this network is trained again") from error
 
     def finish(self, step: int | None, metrics: Mapping[str, float], state: State, pruned: State | None) -> None:
         """Writes masks, and at last the row, by which the network counts as finished.

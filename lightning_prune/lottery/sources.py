@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lightning_prune.callback import PruningCallback
 from lightning_prune.fit.rewind import reinitialize, require_reinitializable
 
 MakeModule = Callable[[], LightningModule] | LightningModule
@@ -80,14 +81,21 @@ def make_trainer(source: MakeTrainer, level: int, folder: Path) -> Trainer:
     """A Trainer for a level.
 
     Args:
-        source: A function of the level, or keyword arguments.
+        source: A function of the level, or keyword arguments, of whose callbacks copies are taken.
         level: The level.
         folder: Its ``default_root_dir`` if keyword arguments name no other.
 
     Raises:
         ValueError: If it was used before, or its strategy trains in processes that give nothing back.
     """
-    trainer = source(level) if callable(source) else Trainer(**{"default_root_dir": folder, **source})
+    if callable(source):
+        trainer = source(level)
+    else:  # what a callback has seen of one network, such as the best score, is nothing to the next one
+        fresh = {"callbacks": copy.deepcopy(source.get("callbacks"))}
+        trainer = Trainer(**{"default_root_dir": folder, **source, **fresh})
+    own = [callback for callback in trainer.callbacks if isinstance(callback, PruningCallback)]  # type: ignore[attr-defined]
+    if own:
+        raise ValueError("the Trainer has a PruningCallback of its own: leave it out, LotteryTicket prunes")
     if trainer.state.fn is not None:
         raise ValueError(f"trainer({level}) gave a Trainer that was used before: make a fresh one each time")
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):

@@ -212,7 +212,7 @@ def shortened(name: str, width: int) -> str:
 
     Example:
         >>> shortened("model.encoder.layers.11.attention.weight", 20)
-        'model.enc…ion.weight'
+        'model.enco…on.weight'
     """
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}".replace("\n", " ")

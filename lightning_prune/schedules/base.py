@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 Unit = Literal["epoch", "step", "fraction"]
+_EVENTS = 20  # of a schedule in fractions that does not say every=; each costs a ranking of all weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class Schedule(ABC):
         final: Share of zeros at the end, in [0, 1].
         begin: Time of the first event: an epoch or step from 0, or a fraction of the run.
         end: Time of the last event, always an event itself; None where a schedule may be open-ended.
-        every: Epochs between two events; steps with ``unit="step"`` and ``unit="fraction"``.
+        every: Epochs between two events; steps with ``unit="step"`` and ``unit="fraction"``. Default: 1; with
+            ``unit="fraction"`` so many that there are about twenty events.
         unit: What times are counted in: ``"epoch"``, ``"step"`` or ``"fraction"``.
 
     Raises:
@@ -42,7 +44,7 @@ class Schedule(ABC):
     final: float
     begin: int | float = 0
     end: int | float | None
-    every: int = 1
+    every: int | None = None
     unit: Unit = "epoch"
 
     def __post_init__(self) -> None:
@@ -50,7 +52,10 @@ class Schedule(ABC):
             raise ValueError(f"{self._named('unit', self.unit)}; known: {', '.join(get_args(Unit))}")
         self._set(final=self._checked_share("final", self.final))
         self._set(begin=self._checked_time("begin", self.begin))
-        self._set(every=self._checked_count("every", self.every, least=1))
+        if self.every is None and self.unit != "fraction":
+            self._set(every=1)
+        if self.every is not None:
+            self._set(every=self._checked_count("every", self.every, least=1))
         if self.end is not None:
             self._set(end=self._checked_time("end", self.end))
             if self.end < self.begin:
@@ -94,7 +99,7 @@ class Schedule(ABC):
         self._refuse_fractions()
         if t < self.begin or (self.end is not None and t >= self.end):
             return t == self.end
-        return (t - self.begin) % self.every == 0
+        return (t - self.begin) % (self.every or 1) == 0
 
     def events(self, total: int | None = None) -> list[tuple[int, float]]:
         """List the (time, target) pairs of a run; of one with fractions the times are steps.
@@ -159,13 +164,14 @@ class Schedule(ABC):
 
     def _times(self, stop: int) -> list[int]:
         if self.end is None:
-            return [*range(int(self.begin), stop, self.every)]
-        times = range(int(self.begin), min(stop, int(self.end)), self.every)
+            return [*range(int(self.begin), stop, self.every or 1)]
+        times = range(int(self.begin), min(stop, int(self.end)), self.every or 1)
         return [*times, int(self.end)] if self.end < stop else [*times]
 
     def _arguments_in_steps(self, total: int) -> dict[str, Any]:
-        times = {"begin": self.begin, "end": self.end}
-        return {name: None if t is None else nearest_step(t, total) for name, t in times.items()}
+        begin, end = (None if t is None else nearest_step(t, total) for t in (self.begin, self.end))
+        length = (total if end is None else end) - (begin or 0)
+        return {"begin": begin, "end": end, "every": self.every or max(1, length // _EVENTS)}
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -184,7 +190,8 @@ class Schedule(ABC):
 
     def _checked_count(self, name: str, value: Any, least: int = 0) -> int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{self._named(name, value)} is no whole number")
+            hint = "; shares of the run need unit='fraction'" if isinstance(value, float) and 0 < value <= 1 else ""
+            raise TypeError(f"{self._named(name, value)} is no whole number{hint}")
         if value < least:
             raise ValueError(f"{self._named(name, value)} is below {least}")
         return operator.index(value)

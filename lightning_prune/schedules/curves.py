@@ -16,6 +16,8 @@ A new curve is one method on the progress from 0 to 1:
 from __future__ import annotations
 
 import bisect
+import functools
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -40,6 +42,15 @@ __all__ = [
 ]
 
 
+_ARGUMENTS = """Arguments of all curves:
+    final: Share of zeros at the end, in [0, 1].
+    begin: Time of the first event: an epoch or step from 0, or a share of the run in [0, 1]. Default: 0.
+    end: Time of the last event, at which ``final`` is reached.
+    every: Epochs or steps between two events. Default: 1; with ``unit="fraction"`` about twenty events.
+    unit: What times count: ``"epoch"`` (default), ``"step"`` or ``"fraction"`` of the run.
+    initial: Share of zeros at ``begin``. Default: 0."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OneShot(Schedule):
     """Everything at once: a single event at ``begin``.
@@ -51,7 +62,7 @@ class OneShot(Schedule):
     final: float = field(kw_only=False)
     begin: int | float = field(default=0, kw_only=False)
     end: int | float = field(init=False, repr=False)
-    every: int = field(default=1, init=False, repr=False)
+    every: int | None = field(default=1, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._set(end=self.begin)
@@ -86,12 +97,20 @@ class Curve(Schedule):
     Beside the arguments of `Schedule` they take ``initial``: share of zeros at ``begin``, in [0, final].
     """
 
-    end: int | float = field()
+    end: int | float = None  # type: ignore[assignment]  # checked below, where the class can be named
     initial: float = 0.0
+
+    def __init_subclass__(cls) -> None:
+        """Explains the arguments in the documentation of each curve."""
+        super().__init_subclass__()
+        cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or cls.__name__)}\n\n{_ARGUMENTS}"
 
     def __post_init__(self) -> None:
         if self.end is None:
-            raise TypeError(f"{type(self).__name__}: end=None; the time at which it reaches final is needed")
+            raise TypeError(
+                f"{type(self).__name__}(final={self.final!r}) needs end=, the time at which it reaches that: an epoch, "
+                "a step with unit='step', or a share of the run with unit='fraction'"
+            )
         super().__post_init__()
         self._set(initial=self._checked_share("initial", self.initial))
         self._refuse_decrease([(self.begin, self.initial), (self.end, self.final)])
@@ -231,7 +250,7 @@ class Steps(Schedule):
     final: float = field(init=False, repr=False)
     begin: int | float = field(init=False, repr=False)
     end: int | float = field(init=False, repr=False)
-    every: int = field(default=1, init=False, repr=False)
+    every: int | None = field(default=1, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -281,7 +300,7 @@ class FromFunction(Schedule):
         super().__post_init__()
 
     def __repr__(self) -> str:
-        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        name = _name_of(self.fn)
         rest = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "fn")
         return f"{type(self).__name__}({name}, {rest})"
 
@@ -293,6 +312,14 @@ class FromFunction(Schedule):
 
     def _arguments_in_steps(self, total: int) -> dict[str, Any]:
         return {**super()._arguments_in_steps(total), "fn": _OfStep(self.fn, total)}
+
+
+def _name_of(fn: Callable[..., object]) -> str:
+    """A function in words that are the same in every process, with the arguments that are bound to it."""
+    if isinstance(fn, functools.partial):
+        bound = [*map(repr, fn.args), *(f"{name}={value!r}" for name, value in fn.keywords.items())]
+        return f"{_name_of(fn.func)}({', '.join(bound)})"
+    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, lr_scheduler
 from torch.utils.data import DataLoader
 
-from lightning_prune import Budget, LotteryResults, LotteryTicket, Rewind
+from lightning_prune import Budget, LotteryResults, LotteryTicket, PruningCallback, Rewind
 from lightning_prune.lottery import read_mask
 from lightning_prune.prune import CustomFromMask, LnStructured
 from tests.models import Net, is_plain, net, random_data, zeros
@@ -356,6 +356,12 @@ def test_the_same_trainer_twice_is_refused(tmp_path: Path) -> None:
 
 
 DECIDED = functools.partial(CustomFromMask, mask=torch.ones(3, 16))
+
+
+def pruned_trainer(level: int) -> L.Trainer:
+    return L.Trainer(**QUIET, callbacks=[PruningCallback(verbose=False)])
+
+
 STOPPED = {**QUIET, "max_epochs": 2, "callbacks": [Stop()]}
 
 
@@ -374,6 +380,8 @@ class Stubborn(Net):
     ("kwargs", "error", "message"),
     [
         ({"rounds": 0}, ValueError, "rounds should be 1 or more, got 0"),
+        ({"trainer": pruned_trainer}, ValueError, "of its own: leave it out"),
+        ({"seeds": [0.2, 0.4]}, TypeError, r"seeds should be whole numbers, got \[0.2, 0.4\]"),
         ({"seeds": [1, 1]}, ValueError, r"different numbers, got \[1, 1\]"),
         ({"scope": "erk"}, ValueError, "scope should be 'local' or 'global', got 'erk'"),
         ({"method": DECIDED}, ValueError, "CustomFromMask does not take one"),
@@ -403,3 +411,34 @@ def test_rows_on_disk_are_the_rows(all_arms: Any) -> None:
     root, _, results = all_arms
     for row in results.rows:
         assert json.loads((root / "lottery" / row.mask).with_name("row.json").read_text()) == vars(row)
+
+
+class Counts(L.Callback):
+    """Remembers what it has seen."""
+
+    def __init__(self) -> None:
+        self.fits = 0
+
+    def on_fit_start(self, *_: Any) -> None:
+        self.fits += 1
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.log("fits", float(self.fits))
+
+    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.log("fits", float(self.fits))
+
+
+def test_callbacks_in_the_arguments_are_fresh_for_each_network(tmp_path: Path) -> None:
+    callback = Counts()
+    rows = lottery(tmp_path, trainer={**QUIET, "max_epochs": 1, "callbacks": [callback]}, rounds=1).run().rows
+    assert [row.metrics["fits"] for row in rows] == [1.0] * len(rows)
+    assert callback.fits == 0
+
+
+def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    lottery(tmp_path, rounds=1).run()
+    (file, *_) = sorted(tmp_path.rglob("row.json"))
+    file.write_text('{"level": 0')
+    with pytest.raises(ValueError, match=r"row.json' is damaged .*: remove it, and this network is trained again"):
+        lottery(tmp_path, rounds=1).run()

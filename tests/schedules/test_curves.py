@@ -1,4 +1,5 @@
 import copy
+import functools
 import math
 import pickle
 import sys
@@ -372,3 +373,29 @@ def test_plot_names_the_extra_when_matplotlib_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ModuleNotFoundError, match=r"lightning-prune\[plot\]"):
         Cubic(final=0.9, end=20).plot()
+
+
+@pytest.mark.parametrize("total", [40, 2_000, 100_000])
+def test_fractions_make_about_twenty_events_by_default(total):
+    events = Cubic(final=0.9, begin=0.1, end=0.6, unit="fraction").events(total)
+    assert 20 <= len(events) <= 22
+    assert events[0] == (round(0.1 * total), 0.0)
+    assert events[-1] == (round(0.6 * total), 0.9)
+    assert len(Cubic(final=0.9, begin=0.1, end=0.6, every=1, unit="fraction").events(total)) == round(0.5 * total) + 1
+
+
+def test_what_is_missing_is_said_in_the_words_of_the_class():
+    with pytest.raises(TypeError, match=r"^Cubic\(final=0.9\) needs end="):
+        Cubic(final=0.9)
+    with pytest.raises(TypeError, match=r"begin=0.1 is no whole number; shares of the run need unit='fraction'"):
+        Cubic(final=0.9, begin=0.1, end=0.5)
+
+
+@pytest.mark.parametrize("curve", [Linear, Cubic, Polynomial, Exponential, Cosine, OneCycle])
+def test_each_curve_explains_its_arguments(curve):
+    assert all(f"    {name}: " in curve.__doc__ for name in ("final", "begin", "end", "every", "unit", "initial"))
+
+
+def test_a_partial_is_called_the_same_in_every_process():
+    shown = repr(FromFunction(functools.partial(pow, 0.5), final=0.9, end=3))
+    assert shown.startswith("FromFunction(pow(0.5), ")
