@@ -244,7 +244,7 @@ def test_shares_outside_0_to_1_are_refused(share):
         (lambda: Linear(final=0.5, initial=False, end=3), TypeError, "Linear: initial=False is no number"),
         (lambda: Linear(final=0.2, initial=0.5, end=3), ValueError, "from 0.5 at epoch 0 to 0.2 at epoch 3"),
         (lambda: Linear(final=0.5, begin=4, end=3), ValueError, "end=3 lies before begin=4"),
-        (lambda: Linear(final=0.5, end=None), TypeError, "Linear: end=None"),
+        (lambda: Linear(final=0.5, end=None), TypeError, r"Linear\(final=0.5\) needs end="),
         (lambda: Linear(final=0.5, begin=-1, end=3), ValueError, "begin=-1 is below 0"),
         (lambda: Linear(final=0.5, begin=True, end=3), TypeError, "begin=True is no whole number"),
         (lambda: Linear(final=0.5, end=3.0), TypeError, "end=3.0 is no whole number"),
