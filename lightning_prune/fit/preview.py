@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from lightning_prune.fit.run import PruningRun
-from lightning_prune.printing import aligned, html_table
+from lightning_prune.prune.printing import aligned, html_table
 from lightning_prune.schedules.plan import Clock, Demand, Plan
 
 _MOST_EVENTS = 12

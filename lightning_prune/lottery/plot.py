@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lightning_prune.printing import pyplot
+from lightning_prune.prune.printing import pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from lightning_prune.lottery.plot import Line, plot_lines
-from lightning_prune.printing import aligned, html_table
+from lightning_prune.prune.printing import aligned, html_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 
 from lightning_prune.metrics.functional import value_of
-from lightning_prune.printing import pyplot
+from lightning_prune.prune.printing import pyplot
 from lightning_prune.prune.sharded.tensors import whole
 from lightning_prune.report.history import History, Points
 from lightning_prune.schedules import Schedule

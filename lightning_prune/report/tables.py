@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lightning_prune.export.files import load_state_dict, module_of
 from lightning_prune.export.shrink_files import is_shrunk, kept_lines, read
 from lightning_prune.metrics.functional import chosen, value_of
-from lightning_prune.printing import aligned, html_table, terminal
 from lightning_prune.prune.checks import naming
+from lightning_prune.prune.printing import aligned, html_table, terminal
 from lightning_prune.prune.sharded.channels import nonzero_channels
 from lightning_prune.prune.sharded.tensors import nonzero_entries
 from lightning_prune.targets.names import listing

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from lightning_prune.printing import pyplot
+from lightning_prune.prune.printing import pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
