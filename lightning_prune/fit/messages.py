@@ -36,8 +36,7 @@ class Announcer:
         waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
         outputs = outputs_of(model) if run.pruner.recipe.prunes_outputs else None
         notes = checks.told_at_the_start(run.counted, outputs)
-        self._tell("
-".join([report.selection(model, run.counted), plan + waiting + _channels(run), *notes]))
+        self._tell("\n".join([report.selection(model, run.counted), plan + waiting + _channels(run), *notes]))
         self._warn(checks.not_trained(run.counted, optimizers))
 
     def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
