@@ -52,6 +52,18 @@ def test_digits_take_an_idx_folder(tmp_path: Path, idx_folder: Path):
     assert re.findall(r"^all +71568 +64411 +90.0%$", done.stdout, re.M)
 
 
+def test_deploy_compares_files_and_runtimes(tmp_path: Path):
+    done = run(tmp_path, "deploy.py")
+    rows = re.findall(r"^(dense|compressed|sparse|int8)[a-z ,_.]+? +([\d,]+) +[\d.]+ +(\d\.\d{4})$", done.stdout, re.M)
+    size = {name: int(count.replace(",", "")) for name, count, _ in rows}
+    accuracy = {name: float(share) for name, _, share in rows}
+    assert list(size) == ["dense", "compressed", "sparse", "int8"]
+    assert size["int8"] < size["compressed"] < 0.1 * size["dense"]
+    assert accuracy["compressed"] == accuracy["dense"] >= 0.95
+    assert min(accuracy.values()) >= accuracy["dense"] - 0.01
+    assert done.stderr == ""
+
+
 def test_default_data_are_the_whole_digits_split_alike_every_time(data):
     one, two = data.Images(), data.Images()
     assert [len(part) for part in (one.train, one.validation, one.test)] == [1259, 179, 359]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_prune.export.shrink_files import load, save
     from lightning_prune.export.shrink_report import ShrinkReport
     from lightning_prune.export.sparse_files import load_sparse, save_sparse
+    from lightning_prune.export.sparse_models import sparse_linear
 
 _HOMES = {
     "ShrinkReport": "shrink_report",
@@ -22,10 +23,20 @@ _HOMES = {
     "load_sparse": "sparse_files",
     "save": "shrink_files",
     "save_sparse": "sparse_files",
+    "sparse_linear": "sparse_models",
     "shrink": "shrink_channels",
 }
 
-__all__ = ["ShrinkReport", "SparseCheckpointIO", "load", "load_sparse", "save", "save_sparse", "shrink"]
+__all__ = [
+    "ShrinkReport",
+    "SparseCheckpointIO",
+    "load",
+    "load_sparse",
+    "save",
+    "save_sparse",
+    "shrink",
+    "sparse_linear",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -186,9 +186,10 @@ def split_zeros(flat: Bytes, itemsize: int) -> Split | None:
     bits, gaps = -(-entries // 8), left + entries // 255
     if min(bits, gaps) + left * itemsize >= len(flat):
         return None
-    values = flat.view(_WORDS[itemsize])[keep].view(np.uint8)
+    places = np.flatnonzero(keep)
+    values = flat.view(_WORDS[itemsize])[places].view(np.uint8)
     if gaps < bits:
-        return Split(_to_gaps(np.flatnonzero(keep)), "gaps", values)
+        return Split(_to_gaps(places), "gaps", values)
     return Split(np.packbits(keep, bitorder="little"), "bits", values)
 
 
@@ -199,15 +200,15 @@ def join_zeros(split: Split, layout: Layout) -> Bytes:
         ValueError: If places and values do not fit each other.
     """
     word = _WORDS[layout.dtype.itemsize]
-    places: npt.NDArray[Any]
+    places: npt.NDArray[np.integer[Any]]
     if split.coding == "bits":
-        places = np.unpackbits(split.places, count=layout.entries, bitorder="little").view(np.bool_)
-        left = int(np.count_nonzero(places))
+        # By numbers, not by a mask: masks are several times slower where about half of the entries are kept.
+        places = np.flatnonzero(np.unpackbits(split.places, count=layout.entries, bitorder="little"))
     else:
         places = _from_gaps(split.places)
-        left = len(places)
-        if left and places[-1] >= layout.entries:
-            raise ValueError(f"entry {places[-1]} of {layout.entries} is said to have a value")
+    left = len(places)
+    if left and places[-1] >= layout.entries:
+        raise ValueError(f"entry {places[-1]} of {layout.entries} is said to have a value")
     if left * layout.dtype.itemsize != len(split.values):
         raise ValueError(f"{left} entries are said to have values, and there are {len(split.values)} bytes of values")
     flat = np.zeros(layout.entries, dtype=word)
