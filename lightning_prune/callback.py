@@ -51,7 +51,8 @@ class PruningCallback(Callback):
             ``functools.partial`` of one.
         amount: What each event prunes: a fraction in [0, 1] of the units (weights, or channels of structured methods)
             that are still unpruned, or a count of them; of each tensor, or of all together with ``scope="global"``.
-            0.5 by default, unless a schedule is given.
+            0.5 by default, where times are given. Without amount, times and schedule half of the weights go, gradually
+            from a tenth to six tenths of the run: ``schedule=Cubic(final=0.5, begin=0.1, end=0.6, unit="fraction")``.
         epochs: Epochs of the events, or a predicate on the epoch; every epoch by default.
         steps: Optimizer steps of the events, or a predicate on the step, instead of epochs.
         schedule: Instead of amounts and times: the target share of zeros among all weights that are selected when the

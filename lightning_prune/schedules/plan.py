@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_prune.prune.arguments import instance_of
-from lightning_prune.schedules import Schedule
+from lightning_prune.schedules import Cubic, Schedule
 
 DEFAULT_AMOUNT = 0.5
+DEFAULT_SCHEDULE = Cubic(final=0.5, begin=0.1, end=0.6, unit="fraction")
 Clock = Literal["epoch", "step"]
 Times = Iterable[int] | Callable[[int], bool] | None
 
@@ -242,6 +243,8 @@ def make_plan(
             f"alone, not amount={amount!r} or schedule={schedule!r}"
         )
     instance_of("schedule", schedule, (Schedule,), "Cubic(final=0.9, end=20)")
+    if takes_amount and all(given is None for given in (amount, epochs, steps, schedule)):
+        schedule = DEFAULT_SCHEDULE
     if schedule is not None:
         if amount is not None or epochs is not None or steps is not None:
             raise ValueError(

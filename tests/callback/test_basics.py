@@ -28,7 +28,7 @@ def fit(root: Path, callback: PruningCallback, model: Any = None, **kwargs: Any)
 @pytest.mark.parametrize(("epochs", "left"), [(1, 88), (5, 5)])
 def test_l1_survivors_are_trained_weights(tmp_path: Path, epochs: int, left: int) -> None:
     before = {name: p.clone() for name, p in net().named_parameters()}
-    model = fit(tmp_path, PruningCallback(), epochs=epochs)
+    model = fit(tmp_path, PruningCallback(amount=0.5), epochs=epochs)
     # 128 * 0.5 ** 5 = 4 of the first; of the last 48, 24, 12, 6, 3 are left, and then 1: half of 3 rounds to 2
     assert WEIGHTS - zeros(model) == left
     for name in ("first.weight", "last.weight"):
@@ -60,13 +60,23 @@ def test_l9_counts_stop_where_nothing_is_left(tmp_path: Path) -> None:
     assert sum("nothing was left" in str(w.message) for w in warned) == 1
 
 
+@pytest.mark.parametrize("epochs", [1, 3, 12])
+def test_a_first_try_without_arguments_prunes_half_gradually(tmp_path: Path, epochs: int) -> None:
+    callback = Recorder()
+    model = fit(tmp_path, callback, epochs=epochs)
+    assert zeros(model) == 88
+    first, last = callback.seen[0], callback.seen[-1]
+    assert first[2:] == (round(0.1 * 4 * epochs), 0)
+    assert last[2:] == (round(0.6 * 4 * epochs), 88)
+
+
 def test_l9_everything_goes_if_it_may(tmp_path: Path) -> None:
     model = fit(tmp_path, PruningCallback(amount=1.0, scope=Budget(max_sparsity=1.0), verbose=False), epochs=1)
     assert zeros(model) == WEIGHTS
 
 
 def test_l10_structured_defaults(tmp_path: Path) -> None:
-    callback = Recorder("ln_structured")
+    callback = Recorder("ln_structured", amount=0.5)
     model = fit(tmp_path, callback, epochs=5)
     rows = (model.first.weight != 0).any(dim=1)
     assert int(rows.sum()) == 1  # 16, 8, 4, 2, 1

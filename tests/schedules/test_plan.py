@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_prune import Constant, Cubic, Linear, OneShot, Steps
+from lightning_prune.fit.limits import Limits, bound, require_room
 from lightning_prune.schedules.plan import AmountPlan, Demand, KeepPlan, SchedulePlan, make_plan
-from lightning_prune.trainer.limits import Limits, bound, require_room
 
 
 def test_amounts_are_due_once_each() -> None:
@@ -23,7 +23,7 @@ def test_amounts_are_due_once_each() -> None:
 
 def test_predicates_and_every_time() -> None:
     assert [d.time for d in make_plan(3, lambda t: t % 3 == 2, None, None).due(-1, 9)] == [2, 5, 8]
-    always = make_plan(None, None, None, None)
+    always = make_plan(0.5, None, None, None)
     assert always.due(1, 3) == [Demand(2, amount=0.5), Demand(3, amount=0.5)]
     assert always.last is None
 
@@ -53,7 +53,10 @@ def test_however_time_is_cut_the_last_demand_is_the_same(stops: list[int]) -> No
 def test_words_are_the_same_in_every_process() -> None:
     assert str(make_plan(0.2, [3], None, None)) == "amount=0.2 at epochs [3]"
     assert str(make_plan(4, None, lambda step: step == 3, None)) == "amount=4 at steps chosen by a predicate"
-    assert str(make_plan(None, None, None, None)) == "amount=0.5 at every epoch"
+    assert str(make_plan(0.5, None, None, None)) == "amount=0.5 at every epoch"
+    half = Cubic(final=0.5, begin=0.1, end=0.6, unit="fraction")
+    assert make_plan(None, None, None, None) == SchedulePlan(half)
+    assert make_plan(None, [3], None, None) == AmountPlan(0.5, "epoch", (3,))
     assert str(make_plan(None, None, None, OneShot(0.5, begin=2))) == "OneShot(final=0.5, begin=2, unit='epoch')"
     assert str(KeepPlan()) == "keep zeros"
 
