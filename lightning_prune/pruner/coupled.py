@@ -13,7 +13,9 @@ from torch import Tensor
 from lightning_prune.prune.amounts import compute_nparams_to_prune
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.checks import naming, require_prunable
+from lightning_prune.prune.kernels.smallest import keep_masks
 from lightning_prune.prune.masks import next_mask
+from lightning_prune.prune.methods import LnStructured, RandomStructured
 from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.channels import require_channel_scores
 from lightning_prune.pruner.granularity import Channels
@@ -22,6 +24,7 @@ from lightning_prune.pruner.groups import (
     Groups,
     LeftOut,
     channel_matrix,
+    channel_norms,
     comparable,
     dead_channels,
     masks_without,
@@ -216,11 +219,19 @@ class CoupledPruner(Pruner):
 
     def _scores(self, state: _State, place: int) -> Tensor:
         alive = state.alive(place)
-        rows = torch.where(alive[:, None], state.matrix(place), 0)
-        scores = require_channel_scores(self.recipe.make(0, 0)).channel_scores(rows)
+        scores = self._raw_scores(state, place)
         if self.budget.normalize is not None:
             return normalized(scores, alive, self.budget.normalize)
         return comparable(scores, alive)
+
+    def _raw_scores(self, state: _State, place: int) -> Tensor:
+        """What the method says of each channel; norms without laying channels out in rows."""
+        method, alive = require_channel_scores(self.recipe.make(0, 0)), state.alive(place)
+        if type(method) is RandomStructured:  # reads the number of channels only
+            return method.channel_scores(torch.empty(len(alive), 1, device=alive.device))
+        if type(method) is LnStructured and isinstance(method.n, (int, float)) and 0 < method.n < float("inf"):
+            return state.norms(place, float(method.n))
+        return method.channel_scores(torch.where(alive[:, None], state.matrix(place), 0))
 
     def _with(self, state: _State, counts: Sequence[int], order: Sequence[tuple[int, int | None]]) -> list[list[bool]]:
         """The dead channels of each group: those that were ranked, else as many as are asked for, by the method."""
@@ -237,6 +248,10 @@ class CoupledPruner(Pruner):
 
     def _dead_in(self, state: _State, place: int, count: int | None) -> list[bool]:
         """The dead channels of one group after the method dropped ``count`` more."""
+        if count is not None and self.recipe.cls in (LnStructured, RandomStructured) and not self.recipe.signed:
+            alive, scores = state.alive(place), self._raw_scores(state, place)
+            keep = keep_masks([scores], count, alive=[alive], names=[state.groups[place].name])[0]
+            return [not kept for kept in keep.tolist()]
         rows, group = state.matrix(place), state.groups[place]
         alive = state.alive(place)[:, None].expand_as(rows)
         with naming(f"coupled channels of '{group.name}', rows of shape {tuple(rows.shape)}"):
@@ -266,6 +281,10 @@ class _State:
     def matrix(self, place: int) -> Tensor:
         """The rows of all channels of a group."""
         return channel_matrix(self.groups[place], self._tensors)
+
+    def norms(self, place: int, n: float) -> Tensor:
+        """The Ln norm of each channel of a group over all its parameters; dead channels are zero."""
+        return channel_norms(self.groups[place], self._tensors, n)
 
     def alive(self, place: int) -> Tensor:
         """Which channels of a group are left."""

@@ -151,6 +151,26 @@ def channel_matrix(group: ChannelGroup, tensors: Mapping[str, Tensor]) -> Tensor
     return torch.cat([_rows(part, tensors[part.name].detach(), group.channels) for part in group.masked], dim=1)
 
 
+def channel_norms(group: ChannelGroup, tensors: Mapping[str, Tensor], n: float = 2.0) -> Tensor:
+    """The Ln norms of the rows of :func:`channel_matrix`, without making it: ``(sum |w| ** n) ** (1 / n)``.
+
+    Example:
+        >>> makes, reads = Slice("a", 0, (0, 1), (0, 1), "write"), Slice("b", 1, (0, 1), (0, 1), "read")
+        >>> tensors = {"a": torch.tensor([[3.0], [0.0]]), "b": torch.tensor([[4.0, 2.0]])}
+        >>> channel_norms(ChannelGroup("a", 2, (makes, reads)), tensors)
+        tensor([5., 2.])
+    """
+    first = tensors[group.masked[0].name]
+    sums = torch.zeros(group.channels, dtype=torch.promote_types(first.abs().dtype, torch.float32), device=first.device)
+    for part in group.masked:
+        tensor = tensors[part.name].detach()
+        others = [d for d in range(tensor.dim()) if d != part.dim]
+        lengths = torch.linalg.vector_norm(tensor, n, dim=others, dtype=sums.dtype) if others else tensor.abs()
+        index = torch.tensor(part.index, device=first.device), torch.tensor(part.channel, device=first.device)
+        sums.index_add_(0, index[1], lengths.to(sums)[index[0]] ** n)
+    return sums ** (1 / n)
+
+
 def _rows(part: Slice, tensor: Tensor, channels: int) -> Tensor:
     """The entries of each channel in one tensor as rows."""
     rows = tensor.movedim(part.dim, 0)[list(part.index)].reshape(len(part.index), -1)

@@ -1,0 +1,22 @@
+"""The example that shrinks, run as a user runs it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "shrink.py"
+
+
+def test_coupled_channels_are_cut_and_read_again(tmp_path: Path):
+    command = [sys.executable, str(EXAMPLE), "--epochs", "2", "--limit", "320"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=600)
+    dense, _, coupled, random = (
+        int(n.replace(",", "")) for n in re.findall(r"^\S.*?\d\.\d{4} +([\d,]+)", done.stdout, re.M)[-4:]
+    )
+    assert dense == 77_818
+    assert abs(coupled / dense - 0.25) < 0.02
+    assert coupled == random
+    again = re.findall(r"read again: test accuracy (\d\.\d{4})", done.stdout)
+    assert re.findall(r"^coupled +(\d\.\d{4})", done.stdout, re.M) == again
+    assert (tmp_path / "small.safetensors").stat().st_size < 100_000
