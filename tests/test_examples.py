@@ -112,3 +112,15 @@ def test_parts_that_do_not_fit_together_are_refused(data, idx_folder: Path):
     write_idx(idx_folder / "t10k-labels-idx1-ubyte", torch.zeros(19, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"t10k has images of shape \[20, 28, 28\] and labels of \[19\]"):
         data.Images(idx_folder)
+
+
+def test_criteria_are_compared_and_rounds_avoid_collapse(tmp_path: Path):
+    table = run(tmp_path, "criteria.py", "--zeros", "0.9", "--ways", "SNIP", "SynFlow", "GraSP", "--steps", "100")
+    (cells,) = re.findall(r"^\| 90\.0% \| (.*) \|$", table.stdout, re.M)
+    assert all(float(cell) >= 75 for cell in cells.split(" | "))
+    assert table.stderr == ""
+    collapse = run(tmp_path, "criteria.py", "--collapse").stdout
+    found = {name: float(n.replace(",", "")) for name, n in re.findall(r"^\| (.*) \| ([\d,]+) \|$", collapse, re.M)}
+    assert found["SynFlow, 100 rounds"] == round((64 * 300 + 300 * 100 + 100 * 10) / 3)
+    assert found["SynFlow, 1 round"] < 1000
+    assert found["magnitude"] < found["SynFlow, 100 rounds"] / 10

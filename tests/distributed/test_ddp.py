@@ -11,7 +11,17 @@ import torch
 from lightning_prune import PruningCallback
 from tests.distributed.launch import Results, result
 from tests.distributed.models import Fitted, Mlp, dead, fit, largest_difference, weights
-from tests.distributed.workers_ddp import COUPLED, METHODS, OPTIONS, REWINDS, SCOPES, coupled_pruning, pruning, resumed
+from tests.distributed.workers_ddp import (
+    COUPLED,
+    CRITERIA,
+    METHODS,
+    OPTIONS,
+    REWINDS,
+    SCOPES,
+    coupled_pruning,
+    pruning,
+    resumed,
+)
 
 PLAIN = [type(module).__name__ for module in Mlp().modules()]
 CHANNELS = 10 * 8 + 4 * 17 + 2 * 6  # 0.6 of 17, 6 and 3 channels, rounded
@@ -43,6 +53,15 @@ def test_l25_equals_one_process_with_the_same_global_batch(
     together = result(two, f"{method} {scope}")[0]
     assert largest_difference(alone, together) < 1e-6
     assert dead(alone) == dead(together)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_criteria_see_what_one_process_would(two: list[Results], tmp_path: Path, name: str) -> None:
+    alone = fit(tmp_path, Mlp(), pruning(criterion=CRITERIA[name], parameters=None))
+    fitted = result(two, f"criterion {name}")
+    assert same(fitted)
+    assert dead(alone) == dead(fitted[0]) == round(0.6 * 256)
+    assert largest_difference(alone, fitted[0]) < 1e-6
 
 
 @pytest.mark.parametrize(("method", "scope"), COUPLED)

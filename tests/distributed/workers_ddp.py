@@ -11,11 +11,30 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_prune import Linear, PruningCallback, Reinit, Rewind
+from lightning_prune import (
+    SNIP,
+    Activation,
+    Fisher,
+    GraSP,
+    Linear,
+    Movement,
+    PruningCallback,
+    Reinit,
+    Rewind,
+    SynFlow,
+    Taylor,
+)
 from lightning_prune.distributed import mean_over_ranks, require_same
 from lightning_prune.prune import L1Unstructured
 from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import Fitted, Mlp, Sent, fit
+from tests.models import random_data
+
+
+def calibrated(model: Any) -> Any:
+    inputs, labels = random_data(24)[:]
+    return torch.nn.functional.cross_entropy(model(inputs), labels)
+
 
 METHODS = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
 SCOPES = ("local", "global")
@@ -26,6 +45,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
 }
 REWINDS: dict[str, Any] = {"rewind": Rewind(step=3), "reinit": Reinit(seed=5)}
+
+
+CRITERIA: dict[str, Any] = {
+    "taylor": Taylor(batches=3),
+    "taylor of each": Taylor(batches=3, order="each"),
+    "snip": SNIP(),
+    "fisher": Fisher(batches=3),
+    "movement": Movement(),
+    "synflow": SynFlow(rounds=5, example_inputs=torch.zeros(1, 8)),
+    "grasp": GraSP(loss=calibrated),
+    "activation": Activation(batches=3),
+}
 
 
 def pruning(method: str = "l1_unstructured", scope: Any = "global", **kwargs: Any) -> PruningCallback:
@@ -49,6 +80,10 @@ def coupled(folder: Path, method: str, scope: str) -> Fitted:
     model = Mlp(RANKS)
     torch.manual_seed(100 + rank())
     return fit(folder, model, coupled_pruning(method, scope), ranks=RANKS)
+
+
+def by_criterion(folder: Path, name: str) -> Fitted:
+    return fit(folder, Mlp(RANKS), pruning(criterion=CRITERIA[name], parameters=None), ranks=RANKS)
 
 
 def with_options(folder: Path, options: dict[str, Any]) -> Fitted:
@@ -161,6 +196,8 @@ def checks_on_two() -> dict[str, Check]:
         checks[f"{method} {scope}"] = partial(unseeded, method=method, scope=scope)
     for method, scope in COUPLED:
         checks[f"coupled {method} {scope}"] = partial(coupled, method=method, scope=scope)
+    for name in CRITERIA:
+        checks[f"criterion {name}"] = partial(by_criterion, name=name)
     for name, options in OPTIONS.items():
         checks[name] = partial(with_options, options=options)
     for name, rewind in REWINDS.items():

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from lightning_prune import Budget, Linear, PruningCallback, Rewind
+from lightning_prune import Budget, Fisher, Linear, PruningCallback, Rewind, Taylor
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, LnStructured
 from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
@@ -223,6 +223,12 @@ AS_ONE: dict[str, dict[str, Any]] = {
     "own norms": {"method": Norms},
     "erk": {"scope": "erk"},
     "nuclear": {"method": "ln_structured", "n": "nuc", "scope": "local"},
+    "taylor": {"criterion": Taylor(batches=3)},
+    "taylor, channels": {"criterion": Taylor(batches=3), "method": "ln_structured"},
+    "snip, local": {"criterion": "snip", "scope": "local"},
+    "fisher, erk": {"criterion": Fisher(batches=2), "scope": "erk"},
+    "movement": {"criterion": "movement"},
+    "rows": {"scope": "row"},
 }
 
 
