@@ -39,11 +39,11 @@ class Taylor(GradientCriterion):
 
     def term(self, weight: Tensor, gradient: Tensor) -> Tensor:
         """The gradient, or its product with the weight."""
-        return gradient if self.order == "mean" else (weight * gradient).abs()
+        return gradient if self.order == "mean" else (weight * gradient).abs_()
 
     def score(self, weight: Tensor, seen: Tensor) -> Tensor:
         """The magnitude of weight times gradient."""
-        return (weight * seen).abs() if self.order == "mean" else seen
+        return (weight * seen).abs_() if self.order == "mean" else seen
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SNIP(GradientCriterion):
 
     def score(self, weight: Tensor, seen: Tensor) -> Tensor:
         """The magnitude of weight times gradient."""
-        return (weight * seen).abs()
+        return (weight * seen).abs_()
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Fisher(GradientCriterion):
 
     def score(self, weight: Tensor, seen: Tensor) -> Tensor:
         """The change of the loss."""
-        return weight.square() * seen / 2
+        return weight.square().mul_(seen).div_(2)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class Scorer:
         total = self._sums[target.name]
         if isinstance(self.criterion, Activation):
             total = spread(target.module, mean_over_ranks([total])[0], parameter)
-        elif self.criterion.forgets:
+        elif self.criterion.forgets and self._counts[target.name] > 1:
             total = total / self._counts[target.name]
         return split_like(self.criterion.score(local(parameter), total), parameter)
 
@@ -203,6 +203,8 @@ def _like(target: Target, scores: Any) -> Tensor:
 
 
 def _require_finite(target: Target, scores: Tensor, alive: Tensor | None, criterion: Criterion) -> None:
+    if bool(local(scores).sum().isfinite()):
+        return  # nothing that is inf or NaN adds up to a number
     wrong = ~local(scores).isfinite()
     wrong = wrong if alive is None else wrong & local(alive)
     if bool(wrong.any()):
