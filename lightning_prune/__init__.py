@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Steps,
     )
     from lightning_prune.schedules.plan import Demand
+    from lightning_prune.trainer.logs import Log
 
 _HOMES = {
     "lightning_prune.callback": ("PruningCallback",),
@@ -54,6 +55,7 @@ _HOMES = {
         *("OneCycle", "OneShot", "Polynomial", "Schedule", "Steps"),
     ),
     "lightning_prune.schedules.plan": ("Demand",),
+    "lightning_prune.trainer.logs": ("Log",),
 }
 _PLACES = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = {"history": "lightning_prune.report.history", "plots": "lightning_prune.report.plots"}
@@ -73,6 +75,7 @@ __all__ = [
     "GraSP",
     "GradientCriterion",
     "Linear",
+    "Log",
     "LotteryResults",
     "LotteryRow",
     "LotteryTicket",

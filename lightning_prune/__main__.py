@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lightning_prune import __version__
 from lightning_prune.export.files import make_dense, make_sparse
@@ -58,13 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("file", help="what torch.save, Lightning, safetensors or 'compress' wrote, also a folder of it")
     shown.add_argument("-p", "--parameters", nargs="+", metavar="NAME", help="only these tensors: names or globs")
     shown.add_argument("-x", "--exclude", nargs="+", metavar="NAME", help="not these tensors: names or globs")
-    _conversion(commands, "compress", "write a file in which zeros take little room")
-    _conversion(commands, "dense", "write a plain file, without such compression and without masks")
+    _conversion(commands.add_parser, "compress", "write a file in which zeros take little room")
+    _conversion(commands.add_parser, "dense", "write a plain file, without such compression and without masks")
     return parser
 
 
-def _conversion(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> None:
-    added = commands.add_parser(name, help=text)
+def _conversion(add: Callable[..., argparse.ArgumentParser], name: str, text: str) -> None:
+    added = add(name, help=text)
     added.add_argument("source", metavar="IN")
     added.add_argument("destination", metavar="OUT")
     added.add_argument("--overwrite", action="store_true", help="OUT may exist")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
@@ -28,14 +28,20 @@ from lightning_prune.pruner.method import Method
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Clock, Demand, Plan, Times
 from lightning_prune.targets.patterns import Patterns, describe_patterns
+from lightning_prune.trainer.lightning import callback_base
 from lightning_prune.trainer.limits import limits_of
-from lightning_prune.trainer.logs import Running, SparsityLog
+from lightning_prune.trainer.logs import Log, Running, SparsityLog, as_log
 from lightning_prune.trainer.loop import training_of
-from lightning_prune.trainer.monitors import FreshScores, restart
+from lightning_prune.trainer.monitors import FreshScores
 from lightning_prune.trainer.refusals import require_fit
 
+if TYPE_CHECKING:
+    CallbackBase = Callback
+else:
+    CallbackBase = callback_base()
 
-class PruningCallback(Callback):
+
+class PruningCallback(CallbackBase):
     """Prunes a model at chosen epochs or steps of ``Trainer.fit``.
 
     An epoch event happens at the start of that training epoch, a step event before the first batch that starts at or
@@ -91,13 +97,13 @@ class PruningCallback(Callback):
             model, and because channels of single tensors are what ``torch.nn.utils.prune`` means.
         example_inputs: What the model is called with to find groups: a tensor, a tuple of arguments or a dict of them
             by name; by default the module's ``example_input_array``.
-        restart_scores: When an event made the model sparser, let ``ModelCheckpoint`` and ``EarlyStopping`` compare only
-            scores from then on, so that the best checkpoint is one of the highest sparsity reached.
+        restart_scores: When an event made the model sparser, let ``ModelCheckpoint``, ``EarlyStopping`` and
+            ``ReduceLROnPlateau`` compare only scores from then on, so that the best checkpoint is one of the highest
+            sparsity reached. Until the next validation what they monitor is the worst finite value.
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
-        log_tensors: Log, besides ``sparsity`` and the ``sparsity/target`` of a schedule, ``sparsity/<name>`` of each
-            tensor. Of several callbacks on a model the first one logs, for all of them.
-        log_prefix: What the keys in the logs begin with.
-        prog_bar: Show ``sparsity`` in the progress bar.
+        log: Log ``sparsity`` and the ``sparsity/target`` of a schedule; a :class:`~lightning_prune.Log` says more (keys
+            of tensors, a prefix, the progress bar), ``False`` = log nothing. Of several callbacks on a model the first
+            one logs, for all of them.
         verbose: Say what is selected when fit starts, and what each event did.
 
     Raises:
@@ -133,9 +139,7 @@ class PruningCallback(Callback):
         example_inputs: Any = None,
         restart_scores: bool = True,
         allow_unfinished: bool = False,
-        log_tensors: bool = False,
-        log_prefix: str = "",
-        prog_bar: bool = False,
+        log: bool | Log = True,
         verbose: bool = True,
         **unknown: Any,
     ) -> None:
@@ -164,7 +168,7 @@ class PruningCallback(Callback):
         )
         self.restart_scores = restart_scores
         self._scores = FreshScores()
-        self._log = SparsityLog(log_tensors, log_prefix, prog_bar)
+        self._log = SparsityLog(as_log(log))
         self._say = Announcer(verbose)
         self._session: Session | None = None
         self._loaded: Saved | None = None
@@ -211,8 +215,8 @@ class PruningCallback(Callback):
         if self._alike is None:
             patterns = [*(self.settings.parameters or ()), *self.settings.exclude]
             chosen = [p if isinstance(p, str) else id(p) for p in patterns]
-            return self._generate_state_key(**self._selection(), how=str(self.settings), chosen=chosen)
-        return self._generate_state_key(**self._selection(), **({"alike": self._alike} if self._alike else {}))
+            return self._key(**self._selection(), how=str(self.settings), chosen=chosen)
+        return self._key(**self._selection(), **({"alike": self._alike} if self._alike else {}))
 
     def due(self, trainer: Trainer, time: int) -> Sequence[Demand]:
         """Whether it is time to prune, and how much; to be overridden by other policies. Asked once for each time.
@@ -280,8 +284,7 @@ class PruningCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
         session = self._at_work()
-        self._log.start()
-        self._scores = FreshScores()
+        self._log.start(trainer)
         limits = limits_of(trainer, self._max_epochs)
         session.start(training_of(trainer, pl_module, limits), self._loaded or self._left.get(pl_module))
         self._loaded = None
@@ -291,7 +294,7 @@ class PruningCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
-        self._scores.on_train_epoch_start()
+        self._scores.epoch_start(trainer)
         self._tick(trainer, pl_module, only="epoch")
         self._at_work().mend(thoroughly=True)
 
@@ -320,19 +323,19 @@ class PruningCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Says how sparse the model is, and lets no file be ranked by a score of other weights."""
+        """Says how sparse the model is, and counts no patience by a score of less sparse weights."""
         if self._session is not None:
             self._session.batch_end()
         if self._leads(trainer):
             self._log.batch_end(trainer, self._running(trainer))
-            self._scores.on_train_batch_end()
+            self._scores.batch_end(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes zeros over what others wrote, and notes which scores a validation during the fit makes."""
         if self._session is not None and self._is_of(trainer):
             self._session.mend(thoroughly=True)
             if not trainer.sanity_checking:
-                self._scores.on_validation_start(trainer)
+                self._scores.validation_start(trainer)
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -344,18 +347,18 @@ class PruningCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes which scores a validation during the fit made."""
         if self._session is not None and self._is_of(trainer) and not trainer.sanity_checking:
-            self._scores.on_validation_end(trainer)
+            self._scores.validation_end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leaves other callbacks as they were."""
-        self._scores.close()
+        """Gives files back their scores that were out of competition."""
+        self._scores.close(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the share of zeros."""
         self._at_work().epoch_end()
         if self._leads(trainer):
-            self._scores.on_train_epoch_end(trainer)
-            self._log.epoch_end(trainer, pl_module, self._running(trainer))
+            self._scores.epoch_end(trainer)
+            self._log.epoch_end(trainer, self._running(trainer))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves a plain model."""
@@ -364,7 +367,7 @@ class PruningCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves a plain model."""
         if self._is_of(trainer):
-            self._scores.close()
+            self._scores.close(trainer)
             self._finish(alone=True)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -413,6 +416,9 @@ class PruningCallback(Callback):
             self._loaded = Saved(state)
         else:
             rank_zero_warn(f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh")
+
+    def _key(self, **words: Any) -> str:
+        return f"{type(self).__qualname__}{words!r}"  # as other callbacks of Lightning have it
 
     def _selection(self) -> dict[str, str]:
         """What is pruned, in words that are the same in every process."""
@@ -495,10 +501,9 @@ class PruningCallback(Callback):
         """Tells other callbacks and the user."""
         restarts = self.restart_scores and any(event.sparser for event in events)
         self._at_work().tell(events)
-        if events:
-            self._crew(trainer)[0]._scores.on_event(trainer, restarts)
         if restarts:
-            self._say.restarted(restart(trainer.callbacks))  # type: ignore[attr-defined]
+            leader = self._crew(trainer)[0]
+            self._say.restarted(leader._scores.restart(trainer, keep=leader._log.keys))
         for event in events:
             self.on_pruned(trainer, pl_module, event)
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_prune.callback import PruningCallback
 from lightning_prune.fit.rewind import reinitialize, require_reinitializable
+from lightning_prune.trainer.lightning import classes_of, is_a, is_module, spawns
 
 MakeModule = Callable[[], LightningModule] | LightningModule
 MakeTrainer = Callable[[int], Trainer] | Mapping[str, Any]
@@ -66,12 +65,12 @@ def make_module(source: MakeModule, seed: int, as_given: bool) -> LightningModul
         ValueError: If it has no ``test_step``.
     """
     seed_everything(seed, workers=True, verbose=False)
-    module = copy.deepcopy(source) if isinstance(source, LightningModule) else source()
-    if not isinstance(module, LightningModule):
+    module = copy.deepcopy(source) if is_module(source) else source()
+    if not is_module(module):
         raise TypeError(f"module should make a LightningModule, it made a {type(module).__name__}")
-    if not is_overridden("test_step", module):
+    if not any("test_step" in vars(cls) for cls in type(module).__mro__ if cls not in classes_of("LightningModule")):
         raise ValueError(f"{type(module).__name__} has no test_step: results are what it logs")
-    if isinstance(source, LightningModule) and not as_given:
+    if is_module(source) and not as_given:
         require_reinitializable(module)
         reinitialize(module, seed)
     return module
@@ -98,7 +97,7 @@ def make_trainer(source: MakeTrainer, level: int, folder: Path) -> Trainer:
         raise ValueError("the Trainer has a PruningCallback of its own: leave it out, LotteryTicket prunes")
     if trainer.state.fn is not None:
         raise ValueError(f"trainer({level}) gave a Trainer that was used before: make a fresh one each time")
-    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+    if spawns(trainer.strategy):
         raise ValueError("processes that are spawned or forked give no results back: use strategy='ddp'")
     return trainer
 
@@ -114,4 +113,4 @@ def require_other_weights(one: nn.Module, other: nn.Module) -> None:
 
 
 def _makes_data(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (DataLoader, LightningDataModule))
+    return callable(value) and not (isinstance(value, DataLoader) or is_a(value, "LightningDataModule"))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmetrics import Metric
-from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
+from torchmetrics.utilities.plot import plot_single_or_multi_val
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 class PruningMetric(Metric):
@@ -14,7 +18,7 @@ class PruningMetric(Metric):
     is_differentiable = False
     full_state_update = False
 
-    def plot(self, val: Any = None, ax: _AX_TYPE | None = None) -> _PLOT_OUT_TYPE:
+    def plot(self, val: Any = None, ax: Axes | None = None) -> tuple[Figure, Any]:
         """Plots one value or several.
 
         Args:
@@ -27,4 +31,13 @@ class PruningMetric(Metric):
         Raises:
             ModuleNotFoundError: If matplotlib is missing.
         """
-        return self._plot(val, ax)
+        figure, axis = plot_single_or_multi_val(
+            self.compute() if val is None else val,
+            ax=ax,
+            name=type(self).__name__,
+            higher_is_better=self.higher_is_better,
+            lower_bound=self.plot_lower_bound,
+            upper_bound=self.plot_upper_bound,
+            legend_name=self.plot_legend_name,
+        )
+        return figure, axis

@@ -36,7 +36,7 @@ def read_csv(path: str | os.PathLike[str], prefix: str = "", unit: Clock = "epoc
 
     Args:
         path: The ``metrics.csv``, or the folder that holds it.
-        prefix: The ``log_prefix`` of the callback.
+        prefix: The ``prefix`` of the callback's :class:`~lightning_prune.Log`.
         unit: Which column times are taken from: the unit of the plan, ``"epoch"`` or ``"step"``.
 
     Raises:

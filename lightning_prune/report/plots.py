@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 
 from lightning_prune.metrics.functional import value_of
@@ -16,8 +15,10 @@ from lightning_prune.prune.sharded.tensors import whole
 from lightning_prune.report.history import History, Points
 from lightning_prune.schedules import Schedule
 from lightning_prune.targets.select import Target, all_targets, select
+from lightning_prune.trainer.lightning import is_logger
 
 if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -169,7 +170,7 @@ def publish(figure: Figure, to: Logger | str | os.PathLike[str], name: str, step
         TypeError: If the logger takes no figures.
     """
     plt = pyplot()
-    if isinstance(to, Logger):
+    if is_logger(to):
         _log_figure(to, figure, name, step)
     else:
         path = os.path.join(to, name if os.path.splitext(name)[1] else f"{name}.png")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from lightning_prune.fit.limits import Limits
+from lightning_prune.trainer.lightning import callbacks_of, is_accumulation_scheduler
 
 
 def limits_of(trainer: Trainer, epochs: int | None) -> Limits:
@@ -47,9 +47,13 @@ def steps_left(trainer: Trainer) -> int | None:
 
 
 def _steps_per_epoch(trainer: Trainer) -> int | None:
-    batches, module = trainer.num_training_batches, trainer.lightning_module
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    changing = any(isinstance(c, GradientAccumulationScheduler) and len(c.scheduling) > 1 for c in callbacks)
-    if math.isinf(batches) or batches == 0 or changing or not module.automatic_optimization:
-        return None
-    return math.ceil(batches / trainer.accumulate_grad_batches)
+    batches, accumulated = trainer.num_training_batches, _accumulated(trainer)
+    known = not math.isinf(batches) and batches > 0 and trainer.lightning_module.automatic_optimization
+    return math.ceil(batches / accumulated) if known and accumulated else None
+
+
+def _accumulated(trainer: Trainer) -> int | None:
+    """Batches for each step; ``None`` if that changes. A callback for it sets the Trainer's number later than this."""
+    plans = [c.scheduling for c in callbacks_of(trainer) if is_accumulation_scheduler(c)]
+    factors = {factor for plan in plans for factor in plan.values()} or {trainer.accumulate_grad_batches}
+    return factors.pop() if len(factors) == 1 else None

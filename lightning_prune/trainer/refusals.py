@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelPruning
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
+
+from lightning_prune.trainer.lightning import callbacks_of, is_a
 
 
 def require_fit(trainer: Trainer) -> None:
@@ -17,7 +18,7 @@ def require_fit(trainer: Trainer) -> None:
         ValueError: If its strategy keeps other weights, or another callback prunes too; says what to do.
     """
     require_strategy(trainer.strategy)
-    if any(isinstance(callback, ModelPruning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+    if any(is_a(callback, "callbacks.ModelPruning") for callback in callbacks_of(trainer)):
         raise ValueError("a ModelPruning callback prunes in the same Trainer: leave it out, or leave this one out")
 
 
@@ -30,13 +31,13 @@ def require_strategy(strategy: Strategy) -> None:
     Raises:
         ValueError: For FSDP1 and DeepSpeed; names the strategies to use instead.
     """
-    if isinstance(strategy, FSDPStrategy):
+    if is_a(strategy, "strategies.FSDPStrategy"):
         raise ValueError(
             "pruning does not work under FSDPStrategy, which flattens the parameters of a layer into one: use "
             "ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model, or 'ddp' if the model "
             "fits on a device"
         )
-    if isinstance(strategy, DeepSpeedStrategy):
+    if is_a(strategy, "strategies.DeepSpeedStrategy"):
         raise ValueError(
             "pruning does not work under DeepSpeedStrategy, which trains copies of the weights that masks do not "
             "reach: use 'ddp', or ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model"

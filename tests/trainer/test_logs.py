@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_prune import Linear, PruningCallback, Steps
+from lightning_prune import Linear, Log, PruningCallback, Steps
 from lightning_prune.metrics import sparsity, sparsity_per_tensor
 
 BATCHES = 4
@@ -98,7 +98,7 @@ def test_l22_events_by_step_in_a_csv_are_the_counted_zeros(tmp_path):
 
 
 def test_keys_of_tensors_and_a_prefix(tmp_path):
-    callback = PruningCallback(amount=0.5, log_tensors=True, log_prefix="prune/", scope="global", verbose=False)
+    callback = PruningCallback(amount=0.5, log=Log(tensors=True, prefix="prune/"), scope="global", verbose=False)
     _, counts = fit(tmp_path, callback, epochs=2)
     assert rows_of(tmp_path, "prune/sparsity") == [(3, 0.5), (7, 0.75)]
     assert rows_of(tmp_path) == rows_of(tmp_path, "prune/sparsity/target") == []
@@ -109,7 +109,7 @@ def test_keys_of_tensors_and_a_prefix(tmp_path):
 
 def test_tensorboard(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    callback = PruningCallback(schedule=Steps({2: 0.25, 7: 0.75}, unit="step"), log_tensors=True, verbose=False)
+    callback = PruningCallback(schedule=Steps({2: 0.25, 7: 0.75}, unit="step"), log=Log(tensors=True), verbose=False)
     _, counts = fit(tmp_path, callback, logger=logger)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -178,7 +178,7 @@ class Bar(Callback):
 @pytest.mark.parametrize("asked", [True, False])
 def test_l22_progress_bar(tmp_path, asked):
     bar = Bar()
-    callback = PruningCallback(amount=0.5, prog_bar=asked, log_tensors=True, verbose=False)
+    callback = PruningCallback(amount=0.5, log=Log(tensors=True, prog_bar=asked), verbose=False)
     fit(tmp_path, callback, bar, logger=False, epochs=2)
     assert bar.shown == ([{"sparsity": 0.5}] * 4 + [{"sparsity": 0.75}] * 4 if asked else [{}] * 8)
 
@@ -188,6 +188,105 @@ def test_a_second_fit_is_logged_from_its_first_batch(tmp_path):
     for name in ("first", "second"):
         fit(tmp_path, callback, logger=CSVLogger(tmp_path / name, name="", version=""), epochs=1)
     assert rows_of(tmp_path / "first") == rows_of(tmp_path / "second") == [(0, 0.0), (1, 0.5), (3, 0.5)]
+
+
+class OwnSparsity(Net):
+    """A model that logs a sparsity of its own, of activations say."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
+
+    def training_step(self, batch, batch_idx):
+        if self.where == "training":
+            self.log("sparsity", 7.0, on_step=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        if self.where == "validation":
+            self.log("sparsity", 7.0)
+
+
+@pytest.mark.parametrize("where", ["training", "validation"])
+def test_a_key_that_the_model_logs_stays_its_own(tmp_path, where):
+    callback = PruningCallback(schedule=Linear(final=0.8, begin=1, end=2), verbose=False)
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=CSVLogger(tmp_path, name="", version=""),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=3,
+        log_every_n_steps=1,
+        callbacks=[callback],
+    )
+    with pytest.warns(UserWarning, match="sparsity is logged by something else") as said:
+        trainer.fit(OwnSparsity(where))
+    assert sum("logged by something else" in str(warning.message) for warning in said) == 1
+    assert {share for _, share in rows_of(tmp_path)} == {7.0}
+    assert float(trainer.callback_metrics["sparsity"]) == 7.0
+    assert rows_of(tmp_path, "sparsity/target")[-1] == (11, pytest.approx(0.8))
+
+
+def test_nothing_is_logged_if_asked(tmp_path):
+    trainer, _ = fit(tmp_path, PruningCallback(amount=0.5, steps=[2], log=False, verbose=False))
+    assert not (tmp_path / "metrics.csv").exists() or rows_of(tmp_path) == []
+    assert "sparsity" not in {**trainer.callback_metrics, **trainer.logged_metrics}
+
+
+def test_logged_metrics_of_the_trainer_have_it(tmp_path):
+    trainer, _ = fit(tmp_path, PruningCallback(amount=0.5, epochs=[1], scope="global", verbose=False))
+    assert float(trainer.logged_metrics["sparsity"]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: PruningCallback(log="sparsity"), TypeError),
+        (lambda: Log(tensors="yes"), ValueError),
+        (lambda: Log(prefix=3), TypeError),
+        (lambda: Log(prog_bar=1.5), ValueError),
+    ],
+)
+def test_wrong_values_of_log_are_refused(make, error):
+    with pytest.raises(error, match=r"[lL]og"):
+        make()
+
+
+class ByHand(Net):
+    """Two steps of optimizers for each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(layer.parameters(), lr=0.01) for layer in (self.layers[0], self.layers[2])]
+
+
+def test_events_under_manual_optimization_are_at_the_step_of_their_batch(tmp_path):
+    callback = PruningCallback(schedule=Steps({4: 0.5}, unit="step"), verbose=False)
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=CSVLogger(tmp_path, name="", version=""),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=2,
+        callbacks=[callback],
+    )
+    trainer.fit(ByHand())
+    assert rows_of(tmp_path) == [(0, 0.0), (2, 0.5), (3, 0.5), (7, 0.5)]
+
+
+def test_events_under_accumulation_are_at_the_step_of_their_batch(tmp_path):
+    callback = PruningCallback(schedule=Steps({1: 0.5}, unit="step"), verbose=False)
+    fit(tmp_path, callback, epochs=2, accumulate_grad_batches=2)
+    assert rows_of(tmp_path) == [(0, 0.0), (1, 0.5), (3, 0.5)]
 
 
 def _fit_one_of_two(rank, port, path):

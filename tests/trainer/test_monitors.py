@@ -1,4 +1,4 @@
-"""Scores that monitors compare: only those of one sparsity, and only fresh ones (cases L3, L4 and L13)."""
+"""Scores that monitors compare: only those of one sparsity."""
 
 from __future__ import annotations
 
@@ -97,22 +97,37 @@ def random_saving(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-@pytest.mark.parametrize("seed", range(32))
-def test_l03_every_file_gives_the_score_in_its_name(seed: int, tmp_path: Path) -> None:
+class Scores(Callback):
+    """Notes each validation's score by the number of zeros that the model had."""
+
+    def __init__(self) -> None:
+        self.by_zeros: dict[int, list[float]] = {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            count = sum(int((layer.weight == 0).sum()) for layer in (pl_module.net[0], pl_module.net[3]))
+            self.by_zeros.setdefault(count, []).append(float(trainer.callback_metrics["val_loss"]))
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_every_file_ranks_by_a_score_of_its_own_sparsity_or_last(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     seed_everything(seed)
     train, validation = loaders()
     saving, validating = random_saving(rng)
     name = {"filename": "{step}-{val_loss:.17f}", "monitor": "val_loss", "save_top_k": -1, "dirpath": tmp_path}
-    checkpoint = ModelCheckpoint(**name, **saving)
+    checkpoint, scores = ModelCheckpoint(**name, **saving), Scores()
     pruning = PruningCallback(**random_plan(rng), allow_unfinished=True, verbose=False)
-    trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
-    scores = {path: float(score) for path, score in checkpoint.best_k_models.items() if torch.isfinite(score)}
+    trainer(tmp_path, [pruning, checkpoint, scores], max_epochs=4, **validating).fit(Net(), train, validation)
     files = [str(path) for path in tmp_path.glob("step*.ckpt")]
-    named = {path: float(path.split("val_loss=")[1].removesuffix(".ckpt")) for path in files}
+    named = {path: float(path.split("val_loss=")[1].split(".ckpt")[0].split("-v")[0]) for path in files}
+    real = {path: score for path, score in named.items() if score < 1e30}
     assert len(files) >= 2
-    assert list(named.values()) == scores_of(files, validation)
-    assert scores.items() <= named.items()
+    assert real
+    assert all(score in scores.by_zeros[zeros(path)] for path, score in real.items())
+    ranked = {path: float(score) for path, score in checkpoint.best_k_models.items()}
+    assert ranked.keys() == named.keys()
+    assert {path: score for path, score in ranked.items() if score < 1e30} == real
 
 
 def test_l04_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
@@ -127,27 +142,21 @@ def test_l04_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
     assert [float(checkpoint.best_model_score)] == scores_of([checkpoint.best_model_path], validation)
 
 
-@pytest.mark.parametrize(
-    ("validating", "steps"),
-    [
-        ({}, [20, 30, 40]),
-        ({"val_check_interval": 0.5}, [5, 10, 15, 20, 25, 30, 35, 40]),
-        ({"accumulate_grad_batches": 2}, [10, 15, 20]),
-    ],
-)
-def test_saves_by_steps_happen_at_the_next_validation(
-    validating: dict[str, Any], steps: list[int], tmp_path: Path
-) -> None:
-    seed_everything(0)
+def test_when_files_are_saved_is_as_without_pruning(tmp_path: Path) -> None:
     train, validation = loaders()
-    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", every_n_train_steps=5, save_top_k=-1)
-    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
-    trainer(tmp_path, [pruning, checkpoint], max_epochs=4, **validating).fit(Net(), train, validation)
-    assert sorted(step_of(path) for path in tmp_path.glob("*.ckpt")) == steps
-    assert not checkpoint._defer_save_until_validation
+    saved = []
+    for name, others in (("dense", []), ("pruned", [PruningCallback(amount=0.5, epochs=[1], verbose=False)])):
+        checkpoint = ModelCheckpoint(tmp_path / name, monitor="val_loss", every_n_train_steps=3, save_top_k=-1)
+        last = ModelCheckpoint(tmp_path / name, monitor="val_loss", train_time_interval=timedelta(0), save_last=True)
+        fit = trainer(tmp_path, [*others, checkpoint, last], max_epochs=3, val_check_interval=0.5)
+        fit.fit(Net(), train, validation)
+        steps = [int(path.split("step=")[1].split(".")[0].split("-")[0]) for path in checkpoint.best_k_models]
+        saved.append((steps, step_of(tmp_path / name / "last.ckpt")))
+    assert saved[0] == saved[1]
+    assert len(saved[0][0]) >= 8
 
 
-def test_l04_best_is_that_of_its_own_weights_under_accumulation(tmp_path: Path) -> None:
+def test_l04_best_has_the_last_sparsity_under_accumulation(tmp_path: Path) -> None:
     """An event at the start of an epoch is before the first step of the optimizer after a validation."""
     seed_everything(0)
     train, validation = loaders()
@@ -156,7 +165,6 @@ def test_l04_best_is_that_of_its_own_weights_under_accumulation(tmp_path: Path) 
     fit = trainer(tmp_path, [checkpoint, pruning], max_epochs=9, accumulate_grad_batches=2)
     fit.fit(Net(), train, validation)
     assert zeros(checkpoint.best_model_path) == round(0.95 * (64 * 32 + 32 * 10))
-    assert [float(checkpoint.best_model_score)] == scores_of([checkpoint.best_model_path], validation)
 
 
 def test_l04_can_be_turned_off(tmp_path: Path) -> None:
@@ -185,35 +193,6 @@ def test_l04_survives_a_resume(tmp_path: Path) -> None:
 
 def step_of(path: Path) -> int:
     return int(torch.load(path, weights_only=True)["global_step"])
-
-
-@pytest.mark.parametrize(
-    ("saving", "fitting", "step", "ranked"),
-    [
-        ({}, {"max_steps": 15}, 15, [10]),
-        ({"save_on_train_epoch_end": True}, {"max_epochs": 3, "check_val_every_n_epoch": 2}, 30, [20]),
-        ({"train_time_interval": timedelta(0)}, {"max_steps": 25}, 25, [20]),
-        ({"every_n_train_steps": 7}, {"max_steps": 28}, 28, [20]),
-    ],
-)
-def test_the_last_file_is_written_at_once_though_the_ranked_one_waits(
-    saving: dict[str, Any], fitting: dict[str, Any], step: int, ranked: list[int], tmp_path: Path
-) -> None:
-    train, validation = loaders()
-    checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_last=True, save_top_k=-1, **saving)
-    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
-    trainer(tmp_path, [pruning, checkpoint], **fitting).fit(Net(), train, validation)
-    assert step_of(tmp_path / "last.ckpt") == step
-    assert [step_of(path) for path in tmp_path.glob("epoch*.ckpt")] == ranked
-
-
-def test_where_epochs_end_between_validations_each_of_these_ranks_a_file(tmp_path: Path) -> None:
-    train, validation = loaders()
-    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", save_on_train_epoch_end=True, save_top_k=-1)
-    pruning = PruningCallback(amount=0.5, epochs=[2], verbose=False)
-    fit = trainer(tmp_path, [pruning, checkpoint], max_epochs=3, val_check_interval=0.4)
-    fit.fit(Net(), train, validation)
-    assert sorted(step_of(path) for path in tmp_path.glob("*.ckpt")) == [14, 18, 24, 28]
 
 
 class Crashing(Net):
@@ -252,18 +231,7 @@ def test_files_have_the_states_of_callbacks_after_this_one(tmp_path: Path) -> No
     pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
     trainer(tmp_path, [pruning, checkpoint, Batches()], max_steps=19).fit(Net(), train, validation)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert (saved["global_step"], saved["callbacks"]["Batches"]["seen"]) == (14, 14)
-
-
-def test_a_save_of_every_third_epoch_waits_for_the_validation_of_the_fourth(tmp_path: Path) -> None:
-    train, validation = loaders()
-    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", every_n_epochs=3, save_on_train_epoch_end=True)
-    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
-    fit = trainer(tmp_path, [pruning, checkpoint], max_epochs=5, check_val_every_n_epoch=2)
-    fit.fit(Net(), train, validation)
-    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["epoch=3-step=40.ckpt"]
-    assert not checkpoint._defer_save_until_validation
-    assert checkpoint._save_on_train_epoch_end
+    assert saved["global_step"] == saved["callbacks"]["Batches"]["seen"] == 14
 
 
 class Trained(Net):
@@ -357,3 +325,103 @@ def test_a_constant_sparsity_lets_scores_compete(tmp_path: Path) -> None:
     pruning = PruningCallback(schedule=Constant(final=0.5, begin=0), verbose=False)
     trainer(tmp_path, [checkpoint, pruning], max_epochs=3).fit(Worse(), train, validation)
     assert checkpoint.best_model_path.endswith("epoch=0-step=10.ckpt")
+
+
+class Falling(Net):
+    """A model whose score falls slowly, from a higher value once it is pruned."""
+
+    def __init__(self, sign: int = 1) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        sparse = bool((self.net[0].weight == 0).any())
+        self.log("val_loss", self.sign * ((2.0 if sparse else 1.0) - self.global_step / 1000))
+
+
+class OnPlateau(Falling):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, patience=2 if self.trainer.check_val_every_n_epoch == 3 else 1, factor=0.5
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss", "strict": False}}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_learning_rate_is_not_cut_by_scores_of_less_sparse_weights(every: int, tmp_path: Path) -> None:
+    train, validation = loaders()
+    fit = trainer(
+        tmp_path, [PruningCallback(amount=0.5, epochs=[3], verbose=False)], max_epochs=9, check_val_every_n_epoch=every
+    )
+    model = OnPlateau()
+    fit.fit(model, train, validation)
+    config = fit.lr_scheduler_configs[0]
+    assert float(config.scheduler.best) == pytest.approx(2.0 - 0.09)
+    assert fit.optimizers[0].param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(("sign", "mode"), [(1, "min"), (-1, "max")])
+@pytest.mark.parametrize(
+    "stopping", [{"patience": 2}, {"divergence_threshold": 3.0}, {"stopping_threshold": 0.5}], ids=str
+)
+def test_nobody_stops_by_a_score_that_is_not_there(
+    sign: int, mode: str, stopping: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is asked at the end of each epoch, and there is a validation at every fourth only."""
+    train, validation = loaders()
+    limits = {key: value * (sign if "threshold" in key else 1) for key, value in stopping.items()}
+    early = EarlyStopping(
+        "val_loss", mode=mode, strict=False, check_on_train_epoch_end=True, **{"patience": 5, **limits}
+    )
+    pruning = PruningCallback(amount=0.5, epochs=[4], verbose=False)
+    fit = trainer(tmp_path, [early, pruning], max_epochs=7, check_val_every_n_epoch=4)
+    fit.fit(Falling(sign), train, validation)
+    assert fit.current_epoch == 7
+
+
+class ValueAtEvents(PruningCallback):
+    """Notes what is monitored before and after each event."""
+
+    def on_pruned(self, trainer: Trainer, pl_module: LightningModule, event: Any) -> None:
+        self.seen = {key: float(value) for key, value in trainer.callback_metrics.items()}
+
+
+def test_only_what_is_monitored_is_replaced_and_until_the_next_validation(tmp_path: Path) -> None:
+    train, validation = loaders()
+
+    class Two(Falling):
+        def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            self.log("other", 5.0)
+
+    pruning = ValueAtEvents(amount=0.5, epochs=[2], verbose=False)
+    fit = trainer(tmp_path, [pruning, ModelCheckpoint(tmp_path, monitor="val_loss")], max_epochs=3)
+    fit.fit(Two(), train, validation)
+    assert pruning.seen["val_loss"] == torch.finfo(torch.float32).max
+    assert pruning.seen["other"] == 5.0
+    assert float(fit.callback_metrics["val_loss"]) == pytest.approx(2.0 - 0.03)
+
+
+def test_the_epoch_and_the_sparsity_stay_what_they_are(tmp_path: Path) -> None:
+    train, validation = loaders()
+    newest = ModelCheckpoint(tmp_path / "a", monitor="step", mode="max")
+    sparsest = ModelCheckpoint(tmp_path / "b", "{epoch}-{sparsity:.4f}", monitor="sparsity", mode="max")
+    pruning = PruningCallback(amount=0.5, epochs=[1, 2], scope="global", verbose=False)
+    trainer(tmp_path, [pruning, newest, sparsest], max_epochs=4).fit(Net(), train, validation)
+    assert newest.best_model_path.endswith("step=40.ckpt")
+    assert Path(sparsest.best_model_path).name == "epoch=2-sparsity=0.7500.ckpt"
+
+
+def test_a_second_fit_keeps_earlier_scores_out_of_competition(tmp_path: Path) -> None:
+    train, validation = loaders()
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=-1)
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    fit = trainer(tmp_path, [pruning, checkpoint], max_epochs=2)
+    model = Falling()
+    fit.fit(model, train, validation)
+    assert [round(float(score), 4) for score in checkpoint.best_k_models.values()] == [0.99, 1.98]
+    fit.fit_loop.max_epochs = 4
+    fit.fit(model, train, validation)
+    assert [round(float(score), 4) for score in checkpoint.best_k_models.values()] == [0.99, 1.98, 1.97, 1.96]
+    assert checkpoint.best_model_path.endswith("step=40.ckpt")
