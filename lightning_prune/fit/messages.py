@@ -68,6 +68,15 @@ class Announcer:
                 "zero where the fit before pruned them; its masks are forgotten and the plan begins anew",
             )
 
+    def untouched(self, names: Sequence[str]) -> None:
+        """That tensors of nothing but zeros are not taken as pruned."""
+        if names:
+            self._warn(
+                ["untouched"],
+                f"{_quoted(names)} hold nothing but zeros, as adapters and residual layers begin: they are trained, not "
+                "kept at zero; mask them by hand if they were pruned",
+            )
+
     def relayered(self, names: Sequence[str]) -> None:
         """That layers were replaced in mid-training."""
         if names:

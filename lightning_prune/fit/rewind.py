@@ -122,9 +122,12 @@ class Snapshot:
             schedulers: As many as in the snapshot.
 
         Raises:
-            ValueError: If an optimizer has other parameter groups than in the snapshot.
+            ValueError: If an optimizer has other parameter groups than in the snapshot, a scheduler is of another kind,
+                or a tensor has another shape; nothing is changed then.
         """
         self._require_same_groups(optimizers)
+        self._require_same_schedulers(schedulers)
+        self._require_same_tensors(model)
         for name, tensor in _tensors(model) if self.model else ():
             tensor.copy_(self.model[name])
         for optimizer, state in zip(optimizers, self.optimizers, strict=True):
@@ -141,6 +144,26 @@ class Snapshot:
                 f"the parameter groups of the optimizers have {now} parameters, they had {then} at the point to go "
                 "back to: parameters that join an optimizer during the fit cannot be rewound, except to a point "
                 "after that"
+            )
+
+    def _require_same_schedulers(self, schedulers: Sequence[Any]) -> None:
+        now = [sorted(scheduler.state_dict()) for scheduler in schedulers]
+        then = [sorted(state) for state in self.schedulers]
+        if now != then:
+            kinds = ", ".join(type(scheduler).__name__ for scheduler in schedulers) or "none"
+            raise ValueError(
+                f"the learning-rate schedulers ({kinds}) are not those of the point to go back to: another callback, "
+                "such as StochasticWeightAveraging, has replaced them; end the plan before it does"
+            )
+
+    def _require_same_tensors(self, model: nn.Module) -> None:
+        now = {name: tensor.shape for name, tensor in _tensors(model)} if self.model else {}
+        wrong = [name for name, tensor in self.model.items() if now.get(name) != tensor.shape]
+        wrong += [name for name in now if name not in self.model]
+        if wrong:
+            raise ValueError(
+                f"'{wrong[0]}' has another shape than at the point to go back to, or was not there, or is gone: layers "
+                "that change during the fit cannot be rewound"
             )
 
     def state_dict(self) -> dict[str, Any]:

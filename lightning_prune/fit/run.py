@@ -80,6 +80,7 @@ class PruningRun:
         done: Time up to which the plan is carried out, ``None`` before its first time.
         started: Whether training has started, so that masks may be there.
         sharded: Whether the tensors are split over ranks.
+        untouched: Names of tensors of nothing but zeros, which were not taken as pruned.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class PruningRun:
         self.started = False
         self.sharded = any(is_sharded(t.parameter) for t in [*self.targets, *self.frozen])
         self._keeping = False
+        self.untouched: list[str] = []
         self._note()
         self._origin = str(pruner.recipe)
 
@@ -262,7 +264,10 @@ class PruningRun:
     def _keep_zeros(self, targets: Sequence[Target]) -> None:
         for target in self.pruner.counted(targets):
             nonzero = target.parameter.detach() != 0
-            if dead_entries(nonzero):
+            dead = dead_entries(nonzero)
+            if dead == nonzero.numel():
+                self.untouched.append(target.name)  # it was made of zeros, such as an adapter's, and nobody pruned it
+            elif dead:
                 self._impose(target, nonzero if target.alive is None else nonzero & target.alive)
 
     def _take_in(self, unfrozen: Sequence[Target]) -> None:

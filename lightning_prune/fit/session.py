@@ -121,6 +121,7 @@ class Session:
         elif saved is not None:
             self.load_state_dict(saved.state)
         self._enforcement.write_zeros()
+        self._say.untouched(self.run.untouched)
         self.run.require_same_masks()
         self._say.start(training.model, self.run, self.settings.describe(self.plan), training.optimizers)
 

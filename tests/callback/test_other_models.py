@@ -221,3 +221,16 @@ def test_an_embedding_with_sparse_gradients_keeps_its_zeros(tmp_path: Path) -> N
     assert zeros(model, "table.weight") == 20
     assert torch.equal(model.table.weight[4], before[4] * (model.table.weight[4] != 0))
     assert int((model.table.weight[:4] != before[:4]).sum()) == 32
+
+
+def test_a_tensor_that_begins_as_zeros_is_not_taken_as_pruned(tmp_path: Path) -> None:
+    model = net()
+    with torch.no_grad():
+        model.first.weight[:4] = 0
+        model.last.weight.zero_()
+    callback = PruningCallback(keep_zeros=True, verbose=False)
+    with pytest.warns(UserWarning, match="'last.weight' hold nothing but zeros"):
+        trainer(tmp_path, callback, epochs=2).fit(model)
+    assert zeros(model, "first.weight") == 32
+    assert zeros(model, "last.weight") == 0
+    assert set(callback.masks) == {"first.weight"}

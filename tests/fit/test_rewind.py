@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_prune import PruningCallback, Reinit, Rewind
 from lightning_prune.fit.rewind import Snapshot, reinitialize
+from tests.fit.test_run import network
 from tests.models import Net, is_plain, net, random_data, trainer, zeros
 
 BATCHES = 4  # in an epoch
@@ -408,3 +409,27 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
     loader = DataLoader(random_data(64), batch_size=8)
     trainer(tmp_path, callback, epochs=4, accumulate_grad_batches=4).fit(model, loader)
     assert callback.differences == [[], []]
+
+
+def test_schedulers_that_were_replaced_refuse_before_anything_goes_back() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    snapshot = Snapshot.take(model, [optimizer], [scheduler], "weights")
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    other = torch.optim.swa_utils.SWALR(optimizer, 0.05)
+    with pytest.raises(ValueError, match=r"schedulers \(SWALR\) are not those of the point to go back to"):
+        snapshot.restore(model, [optimizer], [other])
+    assert bool((model[0].weight == 3).all())
+
+
+def test_layers_that_changed_refuse_before_anything_goes_back() -> None:
+    model = network()
+    snapshot = Snapshot.take(model, [], [], "weights")
+    model[2] = torch.nn.Linear(6, 5)
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    with pytest.raises(ValueError, match=r"'2\.weight' has another shape than at the point to go back to"):
+        snapshot.restore(model, [], [])
+    assert bool((model[0].weight == 3).all())
