@@ -226,7 +226,7 @@ def test_an_embedding_with_sparse_gradients_keeps_its_zeros(tmp_path: Path) -> N
 def test_a_tensor_that_begins_as_zeros_is_not_taken_as_pruned(tmp_path: Path) -> None:
     model = net()
     with torch.no_grad():
-        model.first.weight[:4] = 0
+        model.first.weight[:, :2] = 0
         model.last.weight.zero_()
     callback = PruningCallback(keep_zeros=True, verbose=False)
     with pytest.warns(UserWarning, match="'last.weight' hold nothing but zeros"):
