@@ -73,8 +73,8 @@ class Announcer:
         if names:
             self._warn(
                 ["untouched"],
-                f"{_quoted(names)} hold nothing but zeros, as adapters and residual layers begin: they are trained, not "
-                "kept at zero; mask them by hand if they were pruned",
+                f"{_quoted(names)} hold nothing but zeros, as adapters and residual layers begin: they are trained, "
+                "not kept at zero; mask them by hand if they were pruned",
             )
 
     def relayered(self, names: Sequence[str]) -> None:
