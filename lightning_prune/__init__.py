@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from lightning_prune.report import history, plots
     from lightning_prune.schedules import (
+        SET,
         Constant,
         Cosine,
         Cubic,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
         OneCycle,
         OneShot,
         Polynomial,
+        Regrow,
+        RigL,
         Schedule,
         Steps,
     )
@@ -53,6 +56,7 @@ _HOMES = {
     "lightning_prune.schedules": (
         *("Constant", "Cosine", "Cubic", "Exponential", "FromFunction", "Linear"),
         *("OneCycle", "OneShot", "Polynomial", "Schedule", "Steps"),
+        *("SET", "Regrow", "RigL"),
     ),
     "lightning_prune.schedules.plan": ("Demand",),
     "lightning_prune.trainer.logs": ("Log",),
@@ -61,6 +65,7 @@ _PLACES = {name: home for home, names in _HOMES.items() for name in names}
 _ROOMS = {"history": "lightning_prune.report.history", "plots": "lightning_prune.report.plots"}
 
 __all__ = [
+    "SET",
     "SNIP",
     "Activation",
     "Budget",
@@ -86,8 +91,10 @@ __all__ = [
     "Polynomial",
     "PruningCallback",
     "PruningEvent",
+    "Regrow",
     "Reinit",
     "Rewind",
+    "RigL",
     "Schedule",
     "Steps",
     "SynFlow",

@@ -17,6 +17,7 @@ from lightning_prune.distributed import of_rank_0, together
 from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.messages import Announcer
 from lightning_prune.fit.preview import Preview, play
+from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.resuming import Kept, Saved, find_state
 from lightning_prune.fit.rewind import Reinit, Rewind
 from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_overlap
@@ -27,6 +28,7 @@ from lightning_prune.pruner.criteria.named import CriterionLike
 from lightning_prune.pruner.method import Method
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Clock, Demand, Plan, Times
+from lightning_prune.schedules.regrow import Regrow
 from lightning_prune.targets.patterns import Patterns, describe_patterns
 from lightning_prune.trainer.lightning import callback_base
 from lightning_prune.trainer.limits import limits_of
@@ -81,6 +83,11 @@ class PruningCallback(CallbackBase):
         exclude: What not to prune, chosen like ``parameters``.
         rewind: Where to go back to after each event: ``Rewind(epoch=0)``, ``Rewind(step=500)``; or ``Reinit(seed)`` for
             new initial values. Masks stay. Nowhere by default.
+        regrow: Let masked weights come back, in the places of as many others: :class:`~lightning_prune.RigL`,
+            :class:`~lightning_prune.SET` or your own :class:`~lightning_prune.Regrow`. Zeros of each tensor stay as
+            many as ``schedule`` says: ``Constant(final=0.9)`` trains a sparse network from the first step, whose
+            masks are drawn at random then (``method`` ranks in events after the first step); with a rising schedule
+            it repairs gradual pruning. Not with ``rewind``, sharded parameters or ``enforce="read"``.
         seed: Seed of random methods; by default torch's initial seed, so that of ``seed_everything``.
         keep_zeros: Take the zeros that the selected weights have when training starts as pruned: they stay zero, and
             count for the plan. Without ``amount``, ``schedule`` and times nothing else is pruned.
@@ -131,6 +138,7 @@ class PruningCallback(CallbackBase):
         parameters: Patterns = None,
         exclude: Patterns = None,
         rewind: Rewind | Reinit | None = None,
+        regrow: Regrow | None = None,
         seed: int | None = None,
         keep_zeros: bool = False,
         frozen: Literal["skip", "join"] = "skip",
@@ -157,6 +165,7 @@ class PruningCallback(CallbackBase):
             parameters=parameters,
             exclude=exclude,
             rewind=rewind,
+            regrow=regrow,
             seed=seed,
             keep_zeros=keep_zeros,
             frozen=frozen,
@@ -183,6 +192,7 @@ class PruningCallback(CallbackBase):
         self._model: weakref.ref[nn.Module] | None = None
         self._left: MutableMapping[nn.Module, Kept | None] = WeakIdKeyDictionary()
         self._ended: tuple[dict[str, Tensor], dict[str, Any]] = ({}, {})
+        self._regrowth: Regrowth | None = None
 
     @property
     def plan(self) -> Plan:
@@ -203,6 +213,11 @@ class PruningCallback(CallbackBase):
     def history(self) -> dict[str, Any]:
         """The methods that pruned each tensor, by name, during the fit and after it."""
         return self._ended[1] if self.run is None else self.run.history
+
+    @property
+    def regrowth(self) -> Regrowth | None:
+        """What regrowth did, during the fit and after it; ``None`` without any update."""
+        return self._regrowth if self.run is None else self.run.regrowth
 
     @property
     def state_key(self) -> str:
@@ -512,6 +527,7 @@ class PruningCallback(CallbackBase):
         if session is None:
             return
         self._ended = session.run.pruned, session.run.history
+        self._regrowth = session.run.regrowth
         state = session.close(alone)
         if state is not None and session.run.started:
             self._left[session.model] = Kept(state)

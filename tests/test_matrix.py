@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lightning_prune import (
+    SET,
     Activation,
     Budget,
     Constant,
@@ -30,6 +31,7 @@ from lightning_prune import (
     Polynomial,
     PruningCallback,
     Rewind,
+    RigL,
     Steps,
     SynFlow,
     Taylor,
@@ -166,6 +168,15 @@ ROWS: dict[str, dict[str, Any]] = {
     "synflow": {"criterion": SynFlow(rounds=9, example_inputs=torch.zeros(2, 8)), "schedule": Linear(**EPOCH_CURVES)},
     "activation": {"criterion": Activation(batches=2), "schedule": Linear(**EPOCH_CURVES), "scope": "row"},
     "own criterion": {"criterion": inverse, "schedule": Linear(**EPOCH_CURVES), "scope": "global"},
+    "rigl": {"schedule": Constant(final=0.7), "scope": "erk", "regrow": RigL(every=3, until=0.9)},
+    "set, by epoch": {"schedule": Constant(final=0.7), "regrow": SET(every=1, until=4, unit="epoch", decay="constant")},
+    "rigl, cubic": {"schedule": Cubic(**STEP_CURVES), "scope": "global", "regrow": RigL(every=3, begin=0.1, until=0.9)},
+    "rigl, taylor": {
+        "criterion": Taylor(batches=3),
+        "schedule": Linear(**EPOCH_CURVES),
+        "regrow": RigL(every=2, until=14, unit="step", strict=False),
+    },
+    "rigl, kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2), "regrow": RigL(every=3)},
     "kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2)},
 }
 

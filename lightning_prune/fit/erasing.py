@@ -65,9 +65,37 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
     for target in targets:
         state: Mapping[str, Any] = optimizer.state.get(target.parameter, {})
         if "step" in state and target.parameter.is_cpu and int(state["step"]) % every == 1 % every:
-            keys = (*_SECOND_MOMENTS, "sum") if isinstance(optimizer, Adagrad) else _SECOND_MOMENTS
-            for key in keys:
+            for key in _second_moments(optimizer):
                 _fill_with_mean(target, state.get(key))
+
+
+@torch.no_grad()
+def begin_anew(target: Target, grown: Tensor, optimizers: Iterable[Optimizer]) -> None:
+    """Lets weights of a tensor begin as ones that were never trained.
+
+    Args:
+        target: The tensor, with its present mask.
+        grown: Boolean, its shape: the weights. They become 0, and so do all states that optimizers have of them, but
+            second moments, which become the mean of those of the other weights that are not masked.
+        optimizers: All optimizers of the run.
+    """
+    parameter, alive = target.parameter, target.alive
+    parameter.detach().masked_fill_(grown, 0)
+    others = ~grown if alive is None else alive & ~grown
+    for optimizer in optimizers:
+        second = _second_moments(optimizer)
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if _is_written(value) and value.shape == grown.shape:
+                value.masked_fill_(grown, _mean(value[others]) if key in second else 0)
+
+
+def _second_moments(optimizer: Optimizer) -> tuple[str, ...]:
+    return (*_SECOND_MOMENTS, "sum") if isinstance(optimizer, Adagrad) else _SECOND_MOMENTS
+
+
+def _mean(values: Tensor) -> Tensor | float:
+    mean = values.mean() if values.numel() else torch.zeros(())
+    return mean if bool(mean.isfinite()) else 0.0
 
 
 def _fill_with_mean(target: Target, moments: Tensor | None) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lightning_prune.distributed import of_rank_0, together
 from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.messages import Announcer
+from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.resuming import Saved, require_same_plan
 from lightning_prune.fit.run import PruningEvent
 from lightning_prune.fit.session import Session, settle
@@ -79,6 +80,7 @@ class Pruning:
         self._last: dict[str, Any] | None = None
         self._masks: dict[str, Tensor] = {}
         self._sparsity = 0.0
+        self._regrowth: Regrowth | None = None
         self.events: list[PruningEvent] = []
         with together():
             session = Session(self._settings, self._training(), Announcer(verbose), self._ready)
@@ -106,6 +108,13 @@ class Pruning:
             self._sparsity = self._session.run.sparsity
         return self._sparsity
 
+    @property
+    def regrowth(self) -> Regrowth | None:
+        """What regrowth did so far; ``None`` without any update."""
+        if self._session is not None:
+            self._regrowth = self._session.run.regrowth
+        return self._regrowth
+
     def start_epoch(self, epoch: int) -> None:
         """Carries out what is due at an epoch.
 
@@ -123,7 +132,7 @@ class Pruning:
         """Leaves a plain model with zeros; nothing is followed any more."""
         if self._session is None:
             return
-        _ = self.masks, self.sparsity
+        _ = self.masks, self.sparsity, self.regrowth
         session, self._session = self._session, None
         for handle in self._handles:
             handle.remove()

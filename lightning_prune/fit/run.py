@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lightning_prune.checkpoint import pack_whole, unpack
 from lightning_prune.distributed import together
 from lightning_prune.fit.randomness import seeded
+from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.base import history_of, impose
@@ -24,6 +25,7 @@ from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
 from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
+from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target, all_targets
@@ -81,6 +83,7 @@ class PruningRun:
         started: Whether training has started, so that masks may be there.
         sharded: Whether the tensors are split over ranks.
         untouched: Names of tensors of nothing but zeros, which were not taken as pruned.
+        regrowth: What regrowth did, ``None`` before its first update.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class PruningRun:
         self.events = 0
         self.done: int | None = None
         self.started = False
+        self.regrowth: Regrowth | None = None
         self.sharded = any(is_sharded(t.parameter) for t in [*self.targets, *self.frozen])
         self._keeping = False
         self.untouched: list[str] = []
@@ -227,11 +231,12 @@ class PruningRun:
     def _eventual(self) -> list[Target]:
         return [*self.targets, *(self.frozen if self.join else ())]
 
-    def prune(self, demand: Demand) -> PruningEvent:
+    def prune(self, demand: Demand, at_random: bool = False) -> PruningEvent:
         """Carries out one event; a refused one changes nothing.
 
         Args:
             demand: What is asked for.
+            at_random: Whether the weights are drawn at random instead of by the method.
 
         Returns:
             What was done.
@@ -239,7 +244,7 @@ class PruningRun:
         if self.join:
             self._take_in([t for t in self.frozen if t.parameter.requires_grad])
         before = self.zeros
-        masks = self._masks_after(demand)
+        masks = self._masks_after(demand, at_random)
         for target, mask in zip(self.targets, masks, strict=True):
             if mask is not None and mask is not target.alive:
                 self._impose(target, mask)
@@ -247,16 +252,38 @@ class PruningRun:
         tensors = {t.name: t.zeros for t in self.targets}
         return PruningEvent(demand, self.zeros, self.total, before, tensors)
 
-    def _masks_after(self, demand: Demand) -> list[Tensor | None]:
+    def move(self, masks: Callable[[], dict[Target, Tensor]], key: str) -> dict[Target, Tensor]:
+        """Gives tensors other masks; refused ones change nothing.
+
+        Args:
+            masks: Computes them, with random numbers that are the same on every rank.
+            key: Tells these random numbers from those of other moments.
+
+        Returns:
+            The masks.
+        """
+        guard, seed = self._guard, stream(f"{self.seed}:{key}")
+        with nullcontext() if guard is None else together(), seeded(seed, [t.parameter for t in self.targets]):
+            found = masks()
+        if guard is not None:
+            guard({target.name: mask for target, mask in found.items()})
+        for target, mask in found.items():
+            self._impose(target, mask)
+        return found
+
+    def _masks_after(self, demand: Demand, at_random: bool) -> list[Tensor | None]:
         guard, seed = self._guard, stream(f"{self.seed}:{self.events}")
         all_or_none = nullcontext() if guard is None else together()  # before masks are compared, for which all wait
         with all_or_none, seeded(seed, [t.parameter for t in self.targets]):
-            masks = self._ranked(self.pruner.among(self.targets), demand) if self.targets else []
+            masks = self._ranked(self.pruner.among(self.targets), demand, at_random) if self.targets else []
         if guard is not None:
             guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
         return masks
 
-    def _ranked(self, pruner: Pruner, demand: Demand) -> list[Tensor | None]:
+    def _ranked(self, pruner: Pruner, demand: Demand, at_random: bool) -> list[Tensor | None]:
+        if at_random:
+            recipe = make_recipe("random_unstructured", 2, None, None)
+            return replace(pruner, recipe=recipe).masks(self.targets, demand)
         if self.scorer is None or self._model is None:
             return pruner.masks(self.targets, demand)
         return masks_in_rounds(pruner, self.scorer, self._model, self.targets, demand)

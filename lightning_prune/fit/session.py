@@ -14,6 +14,7 @@ from lightning_prune.fit.erasing import erase
 from lightning_prune.fit.gradients import Watcher, all_finite
 from lightning_prune.fit.limits import Limits, bound, require_room
 from lightning_prune.fit.messages import Announcer, unfinished
+from lightning_prune.fit.regrowing import Regrowing
 from lightning_prune.fit.resuming import Kept, Saved, require_same_plan
 from lightning_prune.fit.rewind import Rewinder
 from lightning_prune.fit.run import PruningEvent
@@ -72,6 +73,9 @@ class Session:
                     due=lambda: bool(self.postponed),
                 )
             )
+        self._regrowing = None if settings.regrow is None else Regrowing(run, settings.regrow)
+        if self._regrowing is not None:
+            self.watchers.append(self._regrowing)  # after the criterion, which sees gradients that are not masked
         self.plan = settings.plan
         self._say = say
         self._epochs = training.limits.of("epoch")
@@ -127,6 +131,8 @@ class Session:
 
     def _bound(self, limits: Limits) -> Plan:
         plan = bound(self.plan, limits)
+        if self._regrowing is not None:
+            self._regrowing.bind(limits)
         plan.check(limits.of(plan.unit))
         if not self.settings.allow_unfinished:
             require_room(plan, limits)
@@ -157,10 +163,15 @@ class Session:
 
         Events that wait for gradients are met when those are there.
         """
-        if self.waits and demands and not self.postponed:
+        if self.waits and demands and not self.postponed and not self._at_random(training):
             self.postponed = list(demands)
             return []
         return self._meet(training, demands)
+
+    def _at_random(self, training: Training) -> bool:
+        """Whether events draw weights at random, since none was trained."""
+        regrow = self.settings.regrow
+        return regrow is not None and regrow.initial == "random" and training.step == 0
 
     def _meet(self, training: Training, demands: Sequence[Demand]) -> list[PruningEvent]:
         if demands:
@@ -168,7 +179,7 @@ class Session:
             self._say.relayered(self.run.refresh(training.model))
         events = []
         for demand in demands:
-            events.append(self.run.prune(demand))
+            events.append(self.run.prune(demand, self._at_random(training)))
             self.run.done = max(demand.time, self.run.done or 0)
         if events and self.run.scorer is not None:
             self.run.scorer.forget()
@@ -278,7 +289,8 @@ class Session:
         self._enforcement.write_zeros()
         state = {**self.run.state_dict(), "settings": self.settings.values(), "rewind": self._rewinder.state_dict()}
         scores = {} if self.run.scorer is None else self.run.scorer.state_dict(self.run.targets)
-        return state | ({"scores": scores} if scores else {})
+        regrow = {} if self._regrowing is None else {"regrow": self._regrowing.state_dict()}
+        return state | ({"scores": scores} if scores else {}) | regrow
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts masks, position and snapshot back."""
@@ -286,6 +298,8 @@ class Session:
         self._rewinder.load_state_dict(state["rewind"])
         if self.run.scorer is not None:
             self.run.scorer.load_state_dict(state.get("scores", {}), self.run.targets)
+        if self._regrowing is not None:
+            self._regrowing.load_state_dict(state["regrow"])
         self._enforcement.follow()
 
 

@@ -22,10 +22,12 @@ from lightning_prune.pruner.criteria import Magnitude, as_criterion
 from lightning_prune.pruner.criteria.named import CriterionLike
 from lightning_prune.pruner.criteria.scorer import Scorer
 from lightning_prune.pruner.dependency import find_groups
+from lightning_prune.pruner.granularity import Weights
 from lightning_prune.pruner.method import Method, make_recipe
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Plan, Times, make_plan
+from lightning_prune.schedules.regrow import Regrow
 from lightning_prune.targets.patterns import Patterns, as_patterns
 from lightning_prune.targets.select import Target, all_targets, select_trainable
 
@@ -62,6 +64,7 @@ class Settings:
         plan: When how much is asked for.
         budget: How that spreads over the tensors.
         criterion: How important each weight is.
+        regrow: Which masked weights come back when.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Settings:
         parameters: Patterns = None,
         exclude: Patterns = None,
         rewind: Rewind | Reinit | None = None,
+        regrow: Regrow | None = None,
         seed: int | None = None,
         keep_zeros: bool = False,
         frozen: Literal["skip", "join"] = "skip",
@@ -106,6 +110,7 @@ class Settings:
         self.parameters = None if parameters is None else as_patterns(parameters)
         self.exclude = as_patterns(exclude)
         self.rewind = instance_of("rewind", rewind, (Rewind, Reinit), "Rewind(epoch=0)")
+        self.regrow = instance_of("regrow", regrow, (Regrow,), "RigL(every=100)")
         self.seed = instance_of("seed", seed, (int,), "42")
         self.keep_zeros = one_of("keep_zeros", keep_zeros, (False, True))
         self.frozen = one_of("frozen", frozen, ("skip", "join"))
@@ -121,6 +126,28 @@ class Settings:
         self.allow_unfinished = one_of("allow_unfinished", allow_unfinished, (False, True))
         if self.criterion.watches == "dense gradients" and self.enforce == "read":
             raise ValueError(f"{self.criterion} needs gradients of masked weights: leave enforce='read' out")
+        if self.regrow is not None:
+            self._check_regrow(
+                chosen=keep_zeros or any(given is not None for given in (amount, schedule, epochs, steps))
+            )
+
+    def _check_regrow(self, chosen: bool) -> None:
+        """Refuses what does not go together with regrowth."""
+        name = f"regrow={self.regrow!r}"
+        if not chosen:
+            raise ValueError(f"{name} needs to know how sparse: give schedule=Constant(final=0.9), or another one")
+        if self.rewind is not None:
+            raise ValueError(
+                f"{name} trains one network on; rewind={self.rewind} goes back to values that weights had under other "
+                "masks, so that those which came back would no longer begin at 0: leave one of them out"
+            )
+        if self.enforce == "read":
+            raise ValueError(f"{name} needs gradients of masked weights: leave enforce='read' out")
+        if self.groups is not None or type(self.recipe.granularity) is not Weights or self.budget.scope == "row":
+            raise ValueError(
+                f"{name} moves single weights within a tensor: use a method that prunes single weights, such as "
+                "'l1_unstructured', and scope 'local', 'global' or 'erk'"
+            )
 
     @property
     def by_weights(self) -> bool:
@@ -136,6 +163,7 @@ class Settings:
             "rewind": plain_value(self.rewind),
             **({} if self.groups is None else {"groups": self.groups}),
             **({} if self.by_weights else {"criterion": plain_value(self.criterion)}),
+            **({} if self.regrow is None else {"regrow": plain_value(self.regrow)}),
         }
 
     def __str__(self) -> str:
@@ -157,7 +185,8 @@ class Settings:
         back = "" if self.rewind is None else f"; then back to {self.rewind}"
         coupled = "" if self.groups is None else f", groups={self.groups!r}"
         by = "" if self.by_weights else f" by {self.criterion}"
-        return f"{self.recipe}{by}, {self.budget.scope}{coupled}: {plan}{back}"
+        again = "" if self.regrow is None else f"; regrown by {self.regrow}"
+        return f"{self.recipe}{by}, {self.budget.scope}{coupled}: {plan}{back}{again}"
 
     def run_of(self, model: nn.Module, alone: bool = True) -> PruningRun:
         """The selection of a model, checked; nothing is changed.
@@ -176,6 +205,9 @@ class Settings:
         targets, frozen = select_trainable(model, self.parameters, self.exclude, join, spare_outputs=spared)
         eventual = [*targets, *frozen]
         sharded = any(is_sharded(t.parameter) for t in eventual)
+        if sharded and self.regrow is not None:
+            split = next(t.name for t in eventual if is_sharded(t.parameter))
+            raise ValueError(f"'{split}' is split over ranks, where regrow= is not there: use 'ddp', or leave it out")
         pruner, targets = self._pruner_of(model, targets, sharded)
         layout = Layout.PLAIN if sharded or self.enforce == "in_place" else Layout.KEPT
         pruned = [*targets, *frozen] if join else targets

@@ -13,8 +13,10 @@ from lightning_prune.schedules.curves import (
     Polynomial,
     Steps,
 )
+from lightning_prune.schedules.regrow import SET, Regrow, RigL
 
 __all__ = [
+    "SET",
     "Constant",
     "Cosine",
     "Cubic",
@@ -24,6 +26,8 @@ __all__ = [
     "OneCycle",
     "OneShot",
     "Polynomial",
+    "Regrow",
+    "RigL",
     "Schedule",
     "Steps",
 ]

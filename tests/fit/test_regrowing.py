@@ -1,0 +1,369 @@
+"""Weights that come back during a fit, against brute force in plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from lightning_prune import SET, Constant, Cubic, OneShot, PruningCallback, Regrow, Reinit, Rewind, RigL
+from lightning_prune.fit.pruning import Pruning
+from tests.models import Net, net, random_data, trainer, zeros
+from tests.resume import Scheduled
+
+INPUTS, LABELS = random_data(96)[:]
+ADAM = functools.partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.05)
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+class Still(Regrow):
+    """Nothing is wanted back more than anything else."""
+
+    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(weight)
+
+
+class Low(Regrow):
+    """With signs: the lowest gradient comes back."""
+
+    signed = True
+
+    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def small(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 3))
+
+
+def backward(model: nn.Module, step: int, accumulated: int = 1) -> None:
+    for part in range(accumulated):
+        first = 8 * ((step * accumulated + part) % 12)
+        loss = nn.functional.cross_entropy(model(INPUTS[first : first + 8]), LABELS[first : first + 8])
+        (loss / accumulated).backward()
+
+
+def moved(weight: Tensor, mask: Tensor, scores: Tensor, count: int, strict: bool) -> Tensor:
+    """Sorts everything: of equal weights the first go, of equal scores the last come."""
+    w, m, s = weight.flatten(), mask.flatten(), scores.flatten()
+    new = m.clone()
+    living = m.nonzero().flatten()
+    new[living[w[living].abs().argsort(stable=True)[:count]]] = False
+    masked = (~(m if strict else new)).nonzero().flatten()
+    new[masked[s[masked].argsort(stable=True)[len(masked) - count :]]] = True
+    return new.view_as(mask)
+
+
+def brute_force(
+    model: nn.Sequential, optimizer: Any, masks: dict[str, Tensor], regrow: Regrow, steps: int, accumulated: int
+) -> None:
+    parameters = {name: p for name, p in model.named_parameters() if name in masks}
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(model, step, accumulated)
+        for name, p in parameters.items():
+            if regrow.is_update(step):
+                old, left = masks[name], int(masks[name].sum())
+                count = round(regrow.share(step) * left)
+                new = masks[name] = moved(p.detach(), old, regrow.scores(p.detach(), p.grad), count, regrow.strict)
+                grown, stayed, state = new & ~old, new & old, optimizer.state[p]
+                with torch.no_grad():
+                    p[~new] = 0
+                for key in ("momentum_buffer", "exp_avg"):
+                    if key in state:
+                        state[key][~new | grown] = 0
+                if "exp_avg_sq" in state:
+                    state["exp_avg_sq"][grown] = state["exp_avg_sq"][stayed].mean()
+            p.grad[~masks[name]] = 0
+        optimizer.step()
+        for name, p in parameters.items():
+            with torch.no_grad():
+                p[~masks[name]] = 0
+
+
+@pytest.mark.parametrize("make", [SGD, ADAM], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_equals_brute_force(make: Any, strict: bool, accumulated: int) -> None:
+    if accumulated == 3 and not strict:
+        strict, accumulated = False, 2
+    rigl = RigL(fraction=0.4, every=7, until=400, unit="step", strict=strict)
+    model, twin = small(), small()
+    optimizer = make(model.parameters())
+    pruning = Pruning(model, optimizer, schedule=Constant(final=0.7), scope="erk", regrow=rigl, seed=1, verbose=False)
+    with pruning:
+        pruning.start_epoch(0)
+        first = {name: mask.clone() for name, mask in pruning.masks.items()}
+        with torch.no_grad():
+            for name, mask in first.items():
+                twin.get_parameter(name)[~mask] = 0
+        for step in range(500):
+            pruning.start_step()
+            optimizer.zero_grad()
+            backward(model, step, accumulated)
+            optimizer.step()
+    masks = dict(first)
+    brute_force(twin, make(twin.parameters()), masks, rigl, 500, accumulated)
+    assert pruning.regrowth is not None
+    assert pruning.regrowth.updates == len(rigl.updates()) == 57
+    for name, mask in masks.items():
+        assert torch.equal(pruning.masks[name], mask)
+        assert not torch.equal(first[name], mask)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_own_scores_are_ranked_with_their_signs() -> None:
+    low = Low(fraction=0.4, every=7, until=400, unit="step")
+    model, twin = small(), small()
+    optimizer = SGD(model.parameters())
+    with Pruning(model, optimizer, schedule=OneShot(0.6), regrow=low, verbose=False) as pruning:
+        pruning.start_epoch(0)
+        masks = {name: mask.clone() for name, mask in pruning.masks.items()}
+        for name, mask in masks.items():
+            twin.get_parameter(name).data[~mask] = 0
+        for step in range(100):
+            pruning.start_step()
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+    brute_force(twin, SGD(twin.parameters()), masks, low, 100, 1)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("regrow", [Still, RigL, SET])
+@pytest.mark.parametrize("loss", ["trained", "nothing"])
+def test_zeros_of_each_tensor_stay_as_many_over_a_thousand_updates(regrow: Any, loss: str) -> None:
+    model = small()
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.sign())  # ties everywhere
+    optimizer = SGD(model.parameters())
+    value = regrow(every=1, until=1_001, unit="step", decay="constant", fraction=0.25)
+    with Pruning(model, optimizer, schedule=Constant(final=0.8), regrow=value, verbose=False) as pruning:
+        pruning.start_epoch(0)
+        counts = {name: int((~mask).sum()) for name, mask in pruning.masks.items()}
+        assert counts == {"0.weight": 153, "2.weight": 58}  # 80 % of each, 211 of both
+        for step in range(1_001):
+            pruning.start_step()
+            optimizer.zero_grad()
+            if loss == "trained":
+                backward(model, step)
+            else:
+                (0 * model(INPUTS[:8])).sum().backward()
+            optimizer.step()
+            assert {name: int((~mask).sum()) for name, mask in pruning.masks.items()} == counts
+            assert all(not bool(model.get_parameter(n)[~m].any()) for n, m in pruning.masks.items())
+        assert pruning.regrowth is not None
+        assert pruning.regrowth.updates == 1_000
+        assert pruning.regrowth.left == 264 - sum(counts.values())
+        assert len(pruning._session.state_dict()["regrow"]["ever"]) == 2
+
+
+class Watch(Callback):
+    """Notes masks, and what weights that came back have, before each step."""
+
+    def __init__(self, pruning: PruningCallback) -> None:
+        self.pruning = pruning
+        self.masks: dict[str, Tensor] = {}
+        self.changed: list[int] = []
+        self.came: list[tuple[float, float, float, float]] = []
+        self.zeros: list[int] = []
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        now = {name: mask.clone() for name, mask in self.pruning.masks.items()}
+        self.zeros.append(sum(int((~m).sum()) for m in now.values()))
+        grown = {n: m & ~self.masks[n] for n, m in now.items()} if self.masks else {}
+        if any(bool(g.any()) for g in grown.values()):
+            self.changed.append(trainer.global_step)
+            p, g = pl_module.first.weight, grown["first.weight"]
+            state = optimizer.state[p]
+            under = float(p.grad[~now["first.weight"]].abs().sum())
+            stayed = state["exp_avg_sq"][now["first.weight"] & ~g].mean()
+            moments = float((state["exp_avg_sq"][g] - stayed).abs().sum())
+            self.came.append((float(p.detach()[g].abs().sum()), float(state["exp_avg"][g].abs().sum()), moments, under))
+        self.masks = now
+
+
+def sparse(regrow: Regrow | None, **more: Any) -> PruningCallback:
+    return PruningCallback(**{"schedule": Constant(final=0.6), "seed": 3, "verbose": False, "regrow": regrow, **more})
+
+
+def test_weights_come_back_at_updates_and_begin_anew(tmp_path: Path) -> None:
+    pruning = sparse(RigL(every=3, until=0.75))
+    watch = Watch(pruning)
+    model = net(optimizer=ADAM)
+    trainer(tmp_path, pruning, watch, epochs=5).fit(model)  # 20 steps
+    assert watch.changed == [3, 6, 9, 12]
+    assert watch.came == [(0.0, 0.0, 0.0, 0.0)] * 4
+    assert set(watch.zeros) == {77 + 29}
+    assert zeros(model) == 77 + 29
+    assert pruning.regrowth is not None
+    assert (pruning.regrowth.updates, pruning.regrowth.time, pruning.regrowth.left) == (4, 12, 70)
+    assert 0 < pruning.regrowth.churn < 0.3
+    assert 70 / 176 < pruning.regrowth.explored < 1
+
+
+@pytest.mark.parametrize("unit", ["epoch", "step"])
+def test_with_accumulation_weights_move_at_optimizer_steps(tmp_path: Path, unit: Any) -> None:
+    times = {"every": 2, "until": 5} if unit == "epoch" else {"every": 4, "until": 10}
+    pruning = sparse(RigL(unit=unit, **times))
+    watch = Watch(pruning)
+    trainer(tmp_path, pruning, watch, epochs=6, accumulate_grad_batches=2).fit(net(optimizer=ADAM))
+    assert watch.changed == [4, 8]
+
+
+def test_first_masks_are_random_and_the_method_ranks_later(tmp_path: Path) -> None:
+    def masks(**more: Any) -> dict[str, Tensor]:
+        pruning = sparse(**more)
+        trainer(tmp_path, pruning, epochs=1, max_steps=1).fit(net())
+        return pruning.masks
+
+    at_random = masks(regrow=RigL(until=0))
+    method = masks(regrow=RigL(until=0, initial="method"))
+    assert torch.equal(at_random["first.weight"], masks(regrow=None, method="random_unstructured")["first.weight"])
+    assert torch.equal(method["first.weight"], masks(regrow=None)["first.weight"])
+    assert not torch.equal(at_random["first.weight"], method["first.weight"])
+
+
+def test_a_rising_schedule_is_met_while_weights_move(tmp_path: Path) -> None:
+    pruning = sparse(
+        RigL(every=2, until=0.9), schedule=Cubic(final=0.8, initial=0.2, end=16, every=3, unit="step"), scope="global"
+    )
+    watch = Watch(pruning)
+    model = net(optimizer=ADAM)
+    trainer(tmp_path, pruning, watch, epochs=5).fit(model)
+    events = pruning.plan.schedule.events()  # type: ignore[attr-defined]
+    for step, found in enumerate(watch.zeros):
+        assert found == round([target for time, target in events if time <= step][-1] * 176)
+    assert watch.changed == [2, 4, 6, 8, 10, 12, 14]  # at 16 the share is less than half a weight
+
+
+class Stop(Callback):
+    def __init__(self, path: Path, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+            raise RuntimeError("crashed on purpose")
+
+
+def scheduled(seed: int) -> Net:
+    torch.manual_seed(seed)
+    return Scheduled(ADAM)
+
+
+@pytest.mark.parametrize("regrow", [RigL, SET])
+@pytest.mark.parametrize("step", [9, 10, 11, 12])
+def test_resumes_bit_equal_between_and_at_updates(tmp_path: Path, regrow: Any, step: int) -> None:
+    def callback() -> PruningCallback:
+        return sparse(regrow(every=5, until=0.9), scope="erk")
+
+    whole = scheduled(0)
+    straight = callback()
+    trainer(tmp_path, straight, epochs=6).fit(whole)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        trainer(tmp_path, callback(), Stop(tmp_path / "a.ckpt", step), epochs=6).fit(scheduled(0))
+    resumed, again = scheduled(9), callback()
+    trainer(tmp_path, again, epochs=6).fit(resumed, ckpt_path=tmp_path / "a.ckpt")
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    assert all(torch.equal(mask, again.masks[name]) for name, mask in straight.masks.items())
+    assert straight.regrowth == again.regrowth is not None
+
+
+def test_another_regrowth_does_not_resume(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="on purpose"):
+        trainer(tmp_path, sparse(RigL(every=5)), Stop(tmp_path / "a.ckpt", 7), epochs=6).fit(net())
+    with pytest.raises(ValueError, match=r"regrow\.every: 5 there, 4 here"):
+        trainer(tmp_path, sparse(RigL(every=4)), epochs=6).fit(net(), ckpt_path=tmp_path / "a.ckpt")
+
+
+class Two(Net):
+    """The layers are stepped by optimizers of their own, in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return ADAM(self.first.parameters()), ADAM(self.last.parameters())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer = self.optimizers()[batch_idx % 2]
+        self.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+def test_tensors_of_optimizers_that_step_in_turns_all_move(tmp_path: Path) -> None:
+    pruning = sparse(RigL(every=4, until=13, unit="step", decay="constant"))
+    watch = [{}]  # type: ignore[var-annotated]
+
+    class Note(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            watch.append({name: mask.clone() for name, mask in pruning.masks.items()})
+
+    torch.manual_seed(0)
+    model = Two()
+    trainer(tmp_path, pruning, Note(), epochs=5).fit(model)
+    for name in ("first.weight", "last.weight"):
+        masks = [found[name] for found in watch[1:]]
+        changes = sum(not torch.equal(a, b) for a, b in itertools.pairwise(masks))
+        assert changes == 3
+    assert zeros(model) == 77 + 29
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"rewind": Rewind(epoch=0)}, "no longer begin at 0"),
+        ({"rewind": Reinit(0)}, "no longer begin at 0"),
+        ({"enforce": "read"}, "leave enforce='read' out"),
+        ({"method": "ln_structured"}, "moves single weights"),
+        ({"method": "n_m", "schedule": Constant(final=0.5)}, "moves single weights"),
+        ({"scope": "row"}, "moves single weights"),
+        ({"schedule": None}, "needs to know how sparse"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        sparse(RigL(), **more)
+
+
+def test_a_regrowth_is_wanted() -> None:
+    with pytest.raises(TypeError, match=r"RigL\(every=100\)"):
+        sparse("rigl")  # type: ignore[arg-type]
+
+
+def test_fractions_need_the_length_of_the_run() -> None:
+    model = small()
+    with pytest.raises(ValueError, match="how many steps this one has is not known"):
+        Pruning(model, SGD(model.parameters()), schedule=Constant(final=0.5), regrow=RigL(), verbose=False)
+    assert zeros(model) == 0
+
+
+def test_scores_of_another_shape_are_refused() -> None:
+    class Wrong(Regrow):
+        def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:
+            return gradient[0]
+
+    model = small()
+    optimizer = SGD(model.parameters())
+    value = Wrong(every=1, until=9, unit="step")
+    with Pruning(model, optimizer, schedule=Constant(final=0.5), regrow=value, verbose=False) as pruning:
+        pruning.start_epoch(0)
+        for step in range(2):
+            before = pruning.masks
+            pruning.start_step()
+            backward(model, step)
+            if step == 0:
+                optimizer.step()
+        with pytest.raises(ValueError, match=r"shape \(8,\) for '0.weight' of shape \(24, 8\)"):
+            optimizer.step()
+        assert all(torch.equal(mask, before[name]) for name, mask in pruning.masks.items())
