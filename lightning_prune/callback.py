@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_prune.distributed import of_rank_0, together
+from lightning_prune.fit.interruptions import uninterrupted
 from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.messages import Announcer
 from lightning_prune.fit.preview import Preview, play
@@ -330,8 +332,9 @@ class PruningCallback(CallbackBase):
             return
         if any(session.watching for session in self._sessions(trainer)):
             now = training_of(trainer, pl_module)
-            done = [session.show_gradients(now, optimizer) for session in self._sessions(trainer)]
-            self._conclude(trainer, pl_module, crew, done)
+            with uninterrupted():
+                done = [session.show_gradients(now, optimizer) for session in self._sessions(trainer)]
+                self._conclude(trainer, pl_module, crew, done)
         for session in self._sessions(trainer):
             session.mask_gradients(optimizer)
 
@@ -487,8 +490,9 @@ class PruningCallback(CallbackBase):
         crew = self._crew(trainer)
         if crew[-1] is not self:
             return
-        done = [callback._prune(trainer, pl_module, only) for callback in crew]
-        self._conclude(trainer, pl_module, crew, done)
+        with ExitStack() as until_settled:
+            done = [callback._prune(trainer, pl_module, only, until_settled) for callback in crew]
+            self._conclude(trainer, pl_module, crew, done)
 
     def _conclude(
         self,
@@ -504,13 +508,18 @@ class PruningCallback(CallbackBase):
         for callback, events in zip(crew, done, strict=True):
             callback._tell(trainer, pl_module, events)
 
-    def _prune(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None) -> list[PruningEvent]:
+    def _prune(
+        self, trainer: Trainer, pl_module: LightningModule, only: Clock | None, until_settled: ExitStack
+    ) -> list[PruningEvent]:
         session, now = self._at_work(), training_of(trainer, pl_module)
         session.watch(now)
         if not session.is_due(now, only):
             return []
         time, alike = now.time(session.plan.unit), session.plan.pure and type(self).due is PruningCallback.due
-        return session.prune(now, of_rank_0(lambda: self.due(trainer, time), nothing_everywhere=alike))
+        demands = of_rank_0(lambda: self.due(trainer, time), nothing_everywhere=alike)
+        if demands:
+            until_settled.enter_context(uninterrupted())
+        return session.prune(now, demands)
 
     def _tell(self, trainer: Trainer, pl_module: LightningModule, events: Sequence[PruningEvent]) -> None:
         """Tells other callbacks and the user."""
@@ -529,6 +538,6 @@ class PruningCallback(CallbackBase):
         self._ended = session.run.pruned, session.run.history
         self._regrowth = session.run.regrowth
         state = session.close(alone)
-        if state is not None and session.run.started:
+        if session.run.started:
             self._left[session.model] = Kept(state)
         self._loaded = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_prune.distributed import of_rank_0, together
+from lightning_prune.fit.interruptions import uninterrupted
 from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.messages import Announcer
 from lightning_prune.fit.regrowth import Regrowth
@@ -136,7 +138,7 @@ class Pruning:
         session, self._session = self._session, None
         for handle in self._handles:
             handle.remove()
-        self._last = session.close()
+        self._last = dict(session.close())
 
     def state_dict(self) -> dict[str, Any]:
         """All that going on needs, as tensors and plain types."""
@@ -172,19 +174,19 @@ class Pruning:
     def _tick(self, only: Clock | None) -> None:
         session, now = self._at_work(), self._training()
         session.watch(now)
-        events: list[PruningEvent] = []
         if session.is_due(now, only):
             time = now.time(session.plan.unit)
             demands = of_rank_0(lambda: session.demands(time), nothing_everywhere=session.plan.pure)
-            events = session.prune(now, demands)
-        self._conclude(now, events)
+            with uninterrupted() if demands else nullcontext():
+                self._conclude(now, session.prune(now, demands))
         session.mend(thoroughly=only == "epoch")
         session.batch_start(now)
 
     def _ready(self, optimizer: Optimizer) -> None:
         """Shows gradients to those who watch, when an optimizer is about to step."""
         session, now = self._at_work(), self._training()
-        self._conclude(now, session.show_gradients(now, optimizer))
+        with uninterrupted() if session.postponed else nullcontext():
+            self._conclude(now, session.show_gradients(now, optimizer))
         session.mask_gradients(optimizer)
 
     def _conclude(self, now: Training, events: list[PruningEvent]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,32 @@ class Saved:
     """
 
     state: Mapping[str, Any]
+
+
+class Later(Mapping[str, Any]):
+    """A state that is put together when it is first read: then all ranks have to read it.
+
+    Args:
+        make: Gives the state.
+    """
+
+    def __init__(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        self._make: Callable[[], Mapping[str, Any]] | None = make
+        self._made: Mapping[str, Any] = {}
+
+    def _state(self) -> Mapping[str, Any]:
+        if self._make is not None:
+            self._made, self._make = self._make(), None
+        return self._made
+
+    def __getitem__(self, key: str) -> Any:
+        return self._state()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state())
+
+    def __len__(self) -> int:
+        return len(self._state())
 
 
 @dataclass(frozen=True)

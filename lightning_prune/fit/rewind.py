@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_prune.fit.randomness import seeded
 from lightning_prune.prune import attribute
+from lightning_prune.prune.kernels.randomness import seeded
+from lightning_prune.prune.sharded.slices import Slice, aside, for_parameter, put_back
+from lightning_prune.prune.sharded.tensors import is_sharded, whole
 
 What = Literal["weights", "learning_rate", "all"]
 
@@ -83,13 +86,14 @@ class Snapshot:
     """A training state on the CPU, as tensors and plain types.
 
     Attributes:
-        model: Parameters and buffers by name; empty if only the learning rate is rewound.
+        model: Parameters and buffers by name, of split ones this rank's slices; empty if only the learning rate is
+            rewound.
         optimizers: State of each optimizer.
         schedulers: State of each learning-rate scheduler.
         rng: Random states, empty unless they are rewound.
     """
 
-    model: dict[str, Tensor]
+    model: dict[str, Tensor | Slice]
     optimizers: list[dict[str, Any]]
     schedulers: list[dict[str, Any]]
     rng: dict[str, Any]
@@ -129,9 +133,9 @@ class Snapshot:
         self._require_same_schedulers(schedulers)
         self._require_same_tensors(model)
         for name, tensor in _tensors(model) if self.model else ():
-            tensor.copy_(self.model[name])
+            put_back(tensor, self.model[name])
         for optimizer, state in zip(optimizers, self.optimizers, strict=True):
-            optimizer.load_state_dict(copy.deepcopy(state))
+            optimizer.load_state_dict(_state_for(optimizer, state))
         for scheduler, state in zip(schedulers, self.schedulers, strict=True):
             scheduler.load_state_dict(copy.deepcopy(state))
         _set_rng_states(self.rng)
@@ -167,8 +171,8 @@ class Snapshot:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The snapshot for a checkpoint."""
-        return dict(vars(self))
+        """The snapshot for a checkpoint, with whole tensors; every rank has to call it."""
+        return {key: _mapped(value, _whole) for key, value in vars(self).items()}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Snapshot:
@@ -256,10 +260,29 @@ def reinitialize(model: nn.Module, seed: int) -> None:
     """
     with seeded(seed, model.parameters()):
         for module in reversed(list(model.modules())):
-            with attribute.unmasked(module):
-                reset = _resetter(module)
-                if reset is not None:
+            reset = _resetter(module)
+            if reset is not None:
+                with attribute.unmasked(module), _whole_parameters(module):
                     reset()
+
+
+@contextmanager
+def _whole_parameters(module: nn.Module) -> Iterator[None]:
+    """Within it a module has whole parameters in place of split ones; what is written into them is kept.
+
+    So the same numbers are drawn as in one process.
+    """
+    split = [(m, name, p) for m in module.modules() for name, p in m._parameters.items() if is_sharded(p)]
+    for owner, name, parameter in split:
+        owner._parameters[name] = nn.Parameter(whole(parameter.detach()), requires_grad=parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for owner, name, parameter in split:
+            drawn = owner._parameters[name]
+            owner._parameters[name] = cast(nn.Parameter, parameter)
+            if drawn is not None:
+                put_back(parameter, drawn.detach())
 
 
 def _resetter(module: nn.Module) -> Any:
@@ -273,16 +296,33 @@ def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 def _on_cpu(value: Any) -> Any:
     """A copy of a state with its tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+    return _mapped(value, lambda leaf: aside(leaf) if isinstance(leaf, Tensor) else copy.deepcopy(leaf))
+
+
+def _whole(leaf: Any) -> Any:
+    return leaf.whole() if isinstance(leaf, Slice) else leaf
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A state with each tensor and plain value changed."""
     if isinstance(value, dict):
         copied = copy.copy(value)  # of the same type: MultiStepLR has a Counter
         for key, item in value.items():
-            copied[key] = _on_cpu(item)
+            copied[key] = _mapped(item, change)
         return copied
     if isinstance(value, (list, tuple)):
-        return type(value)(_on_cpu(item) for item in value)
-    return copy.deepcopy(value)
+        return type(value)(_mapped(item, change) for item in value)
+    return change(value)
+
+
+def _state_for(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of an optimizer's state, with tensors split like the parameters that they belong to."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    entries = {
+        index: {key: for_parameter(value, parameters[index]) for key, value in entry.items()}
+        for index, entry in state.get("state", {}).items()
+    }
+    return {**copy.deepcopy({key: value for key, value in state.items() if key != "state"}), "state": entries}
 
 
 def _rng_states() -> dict[str, Any]:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from lightning_prune.checkpoint import pack_whole, unpack
 from lightning_prune.distributed import together
-from lightning_prune.fit.randomness import seeded
 from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.base import history_of, impose
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.kernels.hashing import stream
+from lightning_prune.prune.kernels.randomness import seeded
 from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
@@ -324,13 +324,21 @@ class PruningRun:
 
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs, as tensors and plain types."""
+        return {**self._position(), "tensors": {t.name: _tensor_state(t) for t in self.targets}}
+
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """What gives the :meth:`state_dict` of now, when all ranks are there to put masks together that are split."""
+        position = self._position()
+        masks = {t.name: (list(t.parameter.shape), t.alive) for t in self.targets}
+        return lambda: {**position, "tensors": {name: _mask_state(*mask) for name, mask in masks.items()}}
+
+    def _position(self) -> dict[str, Any]:
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
             "events": self.events,
             "done": self.done,
             "frozen": [t.name for t in self.frozen],
-            "tensors": {t.name: _tensor_state(t) for t in self.targets},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -432,11 +440,9 @@ def sparsity_of(runs: Sequence[PruningRun]) -> float:
 def _tensor_state(target: Target) -> dict[str, Any]:
     """A mask as bits, and the values under it where an optimizer or a user made them non-zero."""
     mask, parameter = target.alive, target.parameter.detach()
-    state: dict[str, Any] = {"shape": list(parameter.shape)}
-    if mask is not None:
-        state["bits"] = pack_whole(mask)
-        if not is_sharded(mask) and attribute.hidden_values(parameter, mask):
-            state["hidden"] = parameter[~mask].cpu()
+    state = _mask_state(list(parameter.shape), mask)
+    if mask is not None and not is_sharded(mask) and attribute.hidden_values(parameter, mask):
+        state["hidden"] = parameter[~mask].cpu()
     return state
 
 
@@ -447,6 +453,10 @@ def _require_bits(name: str, saved: Mapping[str, Any]) -> None:
             f"the mask of '{name}' of shape {tuple(saved['shape'])} should have {wanted} bytes in the pruning state, "
             f"it has {saved['bits'].numel()}: the file is damaged"
         )
+
+
+def _mask_state(shape: list[int], mask: Tensor | None) -> dict[str, Any]:
+    return {"shape": shape} if mask is None else {"shape": shape, "bits": pack_whole(mask)}
 
 
 def _as(target: Target, other: Target) -> Target:

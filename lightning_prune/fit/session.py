@@ -15,7 +15,7 @@ from lightning_prune.fit.gradients import Watcher, all_finite
 from lightning_prune.fit.limits import Limits, bound, require_room
 from lightning_prune.fit.messages import Announcer, unfinished
 from lightning_prune.fit.regrowing import Regrowing
-from lightning_prune.fit.resuming import Kept, Saved, require_same_plan
+from lightning_prune.fit.resuming import Kept, Later, Saved, require_same_plan
 from lightning_prune.fit.rewind import Rewinder
 from lightning_prune.fit.run import PruningEvent
 from lightning_prune.fit.scoring import Scoring
@@ -55,8 +55,6 @@ class Session:
         ready: Callable[[Optimizer], None] | None = None,
     ) -> None:
         run = settings.run_of(training.model, alone=not several_ranks())
-        if run.sharded and settings.rewind is not None:
-            raise ValueError(f"{settings.rewind} does not work with sharded parameters: use 'ddp', or leave it out")
         self.settings = settings
         self.model = training.model
         self.watchers: list[Watcher] = []
@@ -263,14 +261,14 @@ class Session:
         """Tells of weights that training moved under masks that only reading applies."""
         self._say.disturbed(self.run.disturbed)
 
-    def close(self, alone: bool = False) -> dict[str, Any] | None:
+    def close(self, alone: bool = False) -> Mapping[str, Any]:
         """Leaves a plain model, tensor by tensor, whatever fails, and says what was reached.
 
         Args:
             alone: Other ranks may not be here to exchange anything.
 
         Returns:
-            The state for a next training, ``None`` if it cannot be gathered.
+            The state for a next training; one that has to be gathered is when it is first read, on all ranks.
         """
         silent = alone and self.run.sharded
         with contextlib.ExitStack() as after:
@@ -282,7 +280,7 @@ class Session:
             after.callback(self._enforcement.stop)
             if self.run.scorer is not None:
                 after.callback(self.run.scorer.close)
-            return None if silent else self.state_dict()
+            return self._state_later() if silent else self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs, as tensors and plain types."""
@@ -291,6 +289,12 @@ class Session:
         scores = {} if self.run.scorer is None else self.run.scorer.state_dict(self.run.targets)
         regrow = {} if self._regrowing is None else {"regrow": self._regrowing.state_dict()}
         return state | ({"scores": scores} if scores else {}) | regrow
+
+    def _state_later(self) -> Later:
+        """The state of now, of which each rank keeps its part until somebody reads it."""
+        of_run, settings, rewinder = self.run.state_later(), self.settings.values(), self._rewinder
+        regrow = {} if self._regrowing is None else {"regrow": self._regrowing.state_dict()}
+        return Later(lambda: {**of_run(), "settings": settings, "rewind": rewinder.state_dict(), **regrow})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts masks, position and snapshot back."""

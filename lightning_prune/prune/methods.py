@@ -186,7 +186,7 @@ class RankedStructured(NativeMethod):
         """The boolean mask of one tensor after dropping ``amount`` of its alive channels."""
         dim = require_channels(t, self.dim)
         if is_sharded(t):
-            return self._keep_slice(t, torch.ones_like(t, dtype=torch.bool) if alive is None else alive, dim)
+            return self._keep_slice(t, alive, dim)
         left = _left(t, alive, dim)
         number = t.shape[dim] if left is None else int(left.any.count_nonzero())
         validate_pruning_amount(self.amount, number)
@@ -197,16 +197,17 @@ class RankedStructured(NativeMethod):
         mask = spread(channels, dim, t)
         return mask if whole or alive is None else mask.logical_and_(alive)
 
-    def _keep_slice(self, t: Tensor, alive: Tensor, dim: int) -> Tensor:
+    def _keep_slice(self, t: Tensor, alive: Tensor | None, dim: int) -> Tensor:
         """The same of a tensor that is split over ranks."""
-        left = channel_sums(alive, dim) > 0
-        number = int(left.count_nonzero())
+        left = None if alive is None else channel_sums(alive, dim) > 0
+        number = t.shape[dim] if left is None else int(left.count_nonzero())
         validate_pruning_amount(self.amount, number)
-        scores = scores_of_channels(self, torch.where(alive, t, 0))
+        scores = scores_of_channels(self, t if alive is None else torch.where(alive, t, 0))
         count = compute_nparams_to_prune(self.amount, number)
         channels = signed_keep_masks([scores], count, alive=[left], names=["channel scores"])[0]
         shape = [-1 if d == dim else 1 for d in range(t.dim())]
-        return alive & cut(channels.view(shape).expand(t.shape), t)
+        mask = cut(channels.view(shape).expand(t.shape), t)
+        return mask if alive is None else alive & mask
 
     def living_scores(self, t: Tensor, alive: Tensor | None, whole: bool = False) -> Tensor:
         """The scores of what is left of the channels of ``t``.

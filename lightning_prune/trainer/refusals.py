@@ -7,6 +7,21 @@ from lightning.pytorch.strategies import Strategy
 
 from lightning_prune.trainer.lightning import callbacks_of, is_a
 
+_REFUSED = {
+    "FSDPStrategy": "which flattens the parameters of a layer into one",
+    "DeepSpeedStrategy": "which trains copies of the weights that masks do not reach",
+}
+_INSTEAD = """Use 'ddp' if the model fits on a device, or split it by fully_shard: give the Trainer \
+strategy=ModelParallelStrategy() and the LightningModule
+
+    def configure_model(self):
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.device_mesh["data_parallel"]
+        for layer in self.children():
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self, mesh=mesh)"""
+
 
 def require_fit(trainer: Trainer) -> None:
     """Refuses a Trainer in which masks would not hold.
@@ -31,14 +46,6 @@ def require_strategy(strategy: Strategy) -> None:
     Raises:
         ValueError: For FSDP1 and DeepSpeed; names the strategies to use instead.
     """
-    if is_a(strategy, "strategies.FSDPStrategy"):
-        raise ValueError(
-            "pruning does not work under FSDPStrategy, which flattens the parameters of a layer into one: use "
-            "ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model, or 'ddp' if the model "
-            "fits on a device"
-        )
-    if is_a(strategy, "strategies.DeepSpeedStrategy"):
-        raise ValueError(
-            "pruning does not work under DeepSpeedStrategy, which trains copies of the weights that masks do not "
-            "reach: use 'ddp', or ModelParallelStrategy with torch.distributed.fsdp.fully_shard in configure_model"
-        )
+    for name, reason in _REFUSED.items():
+        if is_a(strategy, f"strategies.{name}"):
+            raise ValueError(f"pruning does not work under {name}, {reason}. {_INSTEAD}")

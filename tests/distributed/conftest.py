@@ -1,4 +1,4 @@
-"""One launch of two and one of three ranks serve all tests: starting Lightning takes longer than the checks."""
+"""One launch each of two, three and four ranks serve all tests: starting Lightning takes longer than the checks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def two(folder: Path) -> list[Results]:
 def three(folder: Path, two: list[Results]) -> list[Results]:
     """What three ranks returned, which go on from what two saved."""
     return launch(3, folder)
+
+
+@pytest.fixture(scope="session")
+def four(folder: Path) -> list[Results]:
+    """What four ranks returned."""
+    return launch(4, folder)
 
 
 @pytest.fixture(params=["two", "three"])

@@ -21,7 +21,7 @@ WORKERS = "tests.distributed.workers"
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))  # noted before a fit, after which Lightning deletes it
 
 
-def launch(ranks: int, folder: Path, seconds: float = 300) -> list[Results]:
+def launch(ranks: int, folder: Path, seconds: float = 600) -> list[Results]:
     """Starts the workers of all ranks, as ``torchrun`` would, and loads what each one saved."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

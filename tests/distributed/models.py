@@ -22,11 +22,11 @@ Fitted = dict[str, Any]
 class Mlp(L.LightningModule):
     """Linear(8, 17), Linear(17, 6), Linear(6, 3); 17 rows do not divide by 2 or 3. 136 + 102 + 18 = 256 weights."""
 
-    def __init__(self, ranks: int = 1, adam: bool = False, unused: bool = False) -> None:
+    def __init__(self, ranks: int = 1, adam: bool = False, unused: bool = False, width: int = 17) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(8, 17)
-        self.second = nn.Linear(17, 6)
+        self.first = nn.Linear(8, width)
+        self.second = nn.Linear(width, 6)
         self.last = nn.Linear(6, 3)
         if unused:
             self.idle = nn.Linear(4, 4)

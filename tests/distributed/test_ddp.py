@@ -142,6 +142,12 @@ def test_scores_are_averaged_over_ranks(two: list[Results]) -> None:
         assert own[1].tolist() == [2.0 * rank]
 
 
+def test_random_masks_in_a_loop_of_ones_own(two: list[Results]) -> None:
+    first, second = result(two, "own loop")
+    assert torch.equal(first, second)
+    assert int((first == 0).sum()) == 20
+
+
 def check_resumed(results: list[tuple[dict[str, Any], list[tuple[int, int]], Fitted]], saved: Fitted) -> None:
     for found, events, fitted in results:
         assert {name: int(dead.sum()) for name, dead in found.items()} == {

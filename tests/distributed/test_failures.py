@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.distributed.launch import Results, result
+from tests.distributed.models import dead
 from tests.distributed.workers_failures import DECIDED, STRATEGIES
 
 EVENTS = {  # of rank 0 alone; of 256 weights
@@ -46,3 +47,19 @@ def test_a_refusal_on_one_rank_ends_all(two: list[Results], strategy: str, refus
 def test_other_plans_are_refused_on_all(two: list[Results], strategy: str) -> None:
     for message in result(two, f"{strategy} of the plan's end"):
         assert "what is pruned differs between the ranks" in message
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_file_of_an_exception_has_the_masks(two: list[Results], strategy: str) -> None:
+    for zeros, fitted in result(two, f"{strategy} exception"):
+        assert sum(zeros.values()) == 77  # 0.3 of 256
+        assert dead(fitted) == 77 + 54
+        assert fitted["plain"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_save_that_a_signal_asks_for_within_an_event(two: list[Results], strategy: str) -> None:
+    for events, fits, resumed in result(two, f"{strategy} signal"):
+        assert events == 1
+        assert fits
+        assert dead(resumed) == 77 + 54

@@ -151,10 +151,9 @@ def test_an_exception_leaves_a_plain_model(each: list[Results]) -> None:
         assert fitted["plain"]
         assert fitted["classes"] == PLAIN
         assert dead(fitted) == 77
-        assert saved == {}  # masks are not gathered, since other ranks may not be there
+        assert saved["events"] == 2  # put together when they are asked for, since other ranks might not be there
 
 
 def test_what_cannot_be_pruned_in_parts_is_refused(each: list[Results]) -> None:
-    for rewound, coupled in result(each, "refused in parts"):
-        assert "Rewind(epoch=0, step=None, what='weights') does not work with sharded parameters" in rewound
+    for (coupled,) in result(each, "refused in parts"):
         assert 'groups="dependency" is not there for sharded models' in coupled

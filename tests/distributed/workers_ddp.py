@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
 
 from lightning_prune import (
     SNIP,
@@ -24,8 +25,8 @@ from lightning_prune import (
     SynFlow,
     Taylor,
 )
-from lightning_prune.distributed import mean_over_ranks, require_same
-from lightning_prune.prune import L1Unstructured
+from lightning_prune.distributed import mean_over_ranks, require_same, seeded_alike
+from lightning_prune.prune import L1Unstructured, random_unstructured
 from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import Fitted, Mlp, Sent, fit
 from tests.models import random_data
@@ -152,6 +153,15 @@ def averaged() -> list[Any]:
     return [*mean_over_ranks(scores), *scores]
 
 
+def own_loop() -> Tensor:
+    """A random mask on ranks with random states of their own."""
+    torch.manual_seed(100 + rank())
+    layer = nn.Linear(8, 5)
+    with seeded_alike():
+        random_unstructured(layer, "weight", amount=0.5)
+    return layer.weight_mask
+
+
 def saved(folder: Path) -> Fitted:
     """Two of four epochs, with checkpoints."""
     keep = ModelCheckpoint(dirpath=folder, filename="half", save_last=False, save_top_k=-1)
@@ -210,5 +220,6 @@ def checks_on_two() -> dict[str, Check]:
     checks["sent"] = sent
     checks["other words"] = lambda folder: other_words()
     checks["averaged"] = lambda folder: averaged()
+    checks["own loop"] = lambda folder: own_loop()
     checks["saved"] = saved
     return checks

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from lightning_prune import FromFunction, PruningCallback
-from lightning_prune.prune import BasePruningMethod
+from lightning_prune import FromFunction, PruningCallback, Rewind
+from lightning_prune.checkpoint import unpack
+from lightning_prune.prune import BasePruningMethod, L1Unstructured
 from lightning_prune.schedules.plan import Demand
 from tests.distributed import models, workers_sharded
 from tests.distributed.launch import RANKS, Check, rank
@@ -22,10 +26,10 @@ from tests.distributed.workers_sharded import Sharded
 STRATEGIES = ("ddp", "fsdp")
 
 
-def fit(folder: Path, strategy: str, *callbacks: Any) -> Fitted:
+def fit(folder: Path, strategy: str, *callbacks: Any, **kwargs: Any) -> Fitted:
     if strategy == "ddp":
-        return models.fit(folder, Mlp(RANKS), *callbacks, ranks=RANKS)
-    return workers_sharded.fit(folder, Sharded(RANKS), *callbacks)
+        return models.fit(folder, Mlp(RANKS, adam=True), *callbacks, ranks=RANKS, **kwargs)
+    return workers_sharded.fit(folder, Sharded(RANKS, adam=True), *callbacks, distributed_checkpoint=False, **kwargs)
 
 
 class Noting(PruningCallback):
@@ -123,9 +127,72 @@ def refused(folder: Path, strategy: str, make: Callable[[], PruningCallback]) ->
     raise AssertionError("the fit went through")
 
 
+class Raises(Callback):
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 6:
+            raise ArithmeticError
+
+
+def plan(method: Any = "l1_unstructured", **kwargs: Any) -> PruningCallback:
+    return PruningCallback(method, amount=0.3, epochs=[1, 2], scope="global", verbose=False, **kwargs)
+
+
+def after_an_exception(folder: Path, strategy: str) -> tuple[dict[str, int], Fitted]:
+    """Zeros in the masks that the file of an exception holds, and what a fit from there ends with."""
+    save = ModelCheckpoint(folder, filename=f"{strategy}-exception", save_on_exception=True, every_n_epochs=100)
+    pruning = plan(rewind=Rewind(step=2))
+    try:
+        fit(folder, strategy, pruning, Raises(), save, enable_checkpointing=True)
+    except ArithmeticError:
+        state = pruning.state_dict()
+    (path,) = folder.glob(f"{strategy}-exception*")
+    zeros = {name: int((~unpack(tensor["bits"], tensor["shape"])).sum()) for name, tensor in state["tensors"].items()}
+    return zeros, fit(folder, strategy, plan(rewind=Rewind(step=2)), ckpt_path=path)
+
+
+class Signals(L1Unstructured):
+    """Asks for a checkpoint while it ranks."""
+
+    def keep(self, scores: Any, alive: Any, names: Any = None) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return super().keep(scores, alive, names)
+
+
+class SavesBySignal(Callback):
+    """As a batch system's plugin does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.before: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        def save(number: int, frame: Any) -> None:
+            if not self.path.exists():
+                trainer.save_checkpoint(self.path)
+
+        self.before = signal.signal(signal.SIGUSR1, save)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        signal.signal(signal.SIGUSR1, self.before)
+
+
+def by_signal(folder: Path, strategy: str) -> tuple[int, bool, Fitted]:
+    """Of a checkpoint that a signal asked for within the first event: its number of events, whether its weights are
+    zero just where its masks are, and what a fit from there ends with."""
+    path = folder / f"{strategy}-signal.ckpt"
+    fit(folder, strategy, plan(Signals), SavesBySignal(path))
+    saved = torch.load(path, weights_only=True)
+    (state,) = [found for found in saved["callbacks"].values() if "tensors" in found]
+    masks = {name: unpack(tensor["bits"], tensor["shape"]) for name, tensor in state["tensors"].items()}
+    fits = all(torch.equal(saved["state_dict"][name] != 0, mask) for name, mask in masks.items())
+    return state["events"], fits, fit(folder, strategy, plan(Signals), SavesBySignal(path), ckpt_path=path)
+
+
 def checks() -> dict[str, Check]:
     found: dict[str, Check] = {}
     for strategy in STRATEGIES:
         found |= {f"{strategy} {n}": partial(decided, strategy=strategy, make=make) for n, make in DECIDED.items()}
         found |= {f"{strategy} {n}": partial(refused, strategy=strategy, make=make) for n, make in REFUSED.items()}
+        found[f"{strategy} exception"] = partial(after_an_exception, strategy=strategy)
+        found[f"{strategy} signal"] = partial(by_signal, strategy=strategy)
     return found

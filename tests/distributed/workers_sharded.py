@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from lightning_prune import Budget, Fisher, Linear, PruningCallback, Rewind, Taylor
+from lightning_prune import Budget, Fisher, Linear, PruningCallback, Taylor
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, LnStructured
 from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
@@ -266,7 +266,6 @@ def exception(folder: Path) -> tuple[Fitted, dict[str, Any]]:
 def refused(folder: Path) -> list[str]:
     """What cannot be pruned in parts is refused when the fit starts."""
     arguments: list[dict[str, Any]] = [
-        {"rewind": Rewind(epoch=0)},
         {"method": "ln_structured", "groups": "dependency", "example_inputs": torch.zeros(2, 8)},
     ]
     messages = []

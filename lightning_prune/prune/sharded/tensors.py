@@ -48,14 +48,21 @@ def split_like(part: Tensor, tensor: Tensor) -> Tensor:
         part: This rank's part; for a plain ``tensor`` all of it.
         tensor: How it is split.
     """
-    if not is_sharded(tensor):
-        return part
+    return placed(part, tensor.device_mesh, tensor.placements, tensor.shape) if is_sharded(tensor) else part
+
+
+def placed(part: Tensor, mesh: Any, placements: Any, shape: torch.Size) -> Tensor:
+    """A tensor of which each rank gives its part.
+
+    Args:
+        part: This rank's part.
+        mesh: The ranks.
+        placements: How it is split over them.
+        shape: Of the whole tensor.
+    """
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = tensor.device_mesh, tensor.placements
-    return DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=tensor.shape, stride=_row_major(tensor.shape)
-    )
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=_row_major(shape))
 
 
 def cut(full: Tensor, tensor: Tensor) -> Tensor:

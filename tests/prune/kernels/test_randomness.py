@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_prune.fit.randomness import seeded
+from lightning_prune.prune.kernels.randomness import seeded
 
 
 def draws() -> list[float]:
