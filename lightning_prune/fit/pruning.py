@@ -79,6 +79,7 @@ class Pruning:
         self._schedulers = schedulers
         self._limits = Limits(max_epochs, max_steps)
         self._epoch = self._step = 0
+        self._epoch_end: int | None = None
         self._last: dict[str, Any] | None = None
         self._masks: dict[str, Tensor] = {}
         self._sparsity = 0.0
@@ -117,13 +118,16 @@ class Pruning:
             self._regrowth = self._session.run.regrowth
         return self._regrowth
 
-    def start_epoch(self, epoch: int) -> None:
+    def start_epoch(self, epoch: int, steps: int | None = None) -> None:
         """Carries out what is due at an epoch.
 
         Args:
             epoch: The epoch that begins, counted from 0.
+            steps: Optimizer steps that it will take, if known; criteria that watch several batches before an event of a
+                plan in epochs need it, and watch the one batch of the event otherwise.
         """
         self._epoch = epoch
+        self._epoch_end = None if steps is None else self._step + steps
         self._tick("epoch")
 
     def start_step(self) -> None:
@@ -208,6 +212,7 @@ class Pruning:
             self._schedulers,
             self._epoch,
             self._step,
+            left=None if self._epoch_end is None else self._epoch_end - self._step,
             limits=self._limits,
         )
 
