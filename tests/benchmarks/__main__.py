@@ -1,25 +1,23 @@
 """All benchmarks in one run: ratios to torch.nn.utils.prune, to dense training and to a pass over the memory.
 
-python -m tests.benchmarks [--quick] [selection] [training] [memory] [using]
+python -m tests.benchmarks [--quick] [--weights 60000000] [events] [functions] [fits] [training] [memory] [using]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 from collections.abc import Callable
 
 import torch
 
-from tests.benchmarks import memory, selection, training, using
+from tests.benchmarks import events, fits, functions, memory, training, using
 
-
-def _selection(quick: bool) -> None:
-    selection.main(sizes=(1_000_000,) if quick else (1_000_000, 10_000_000, 60_000_000), rounds=3 if quick else 5)
-
-
-BENCHMARKS: dict[str, Callable[[bool], None]] = {
-    "selection": _selection,
+BENCHMARKS: dict[str, Callable[..., None]] = {
+    "events": events.main,
+    "functions": functions.main,
+    "fits": fits.main,
     "training": training.main,
     "memory": memory.main,
     "using": using.main,
@@ -31,12 +29,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="ratio benchmarks on one thread")
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="name", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller: under a minute, not for quoting")
+    parser.add_argument("--weights", type=int, default=60_000_000, help="how many weights events and functions prune")
     arguments = parser.parse_args()
+    sized = {name: functools.partial(BENCHMARKS[name], size=arguments.weights) for name in ("events", "functions")}
     torch.manual_seed(0)
     torch.set_num_threads(1)
     print(f"{_processor()}, torch {torch.__version__}, 1 thread of processor time")
     for name in arguments.names or BENCHMARKS:
-        BENCHMARKS[name](arguments.quick)
+        {**BENCHMARKS, **sized}[name](arguments.quick)
 
 
 def _processor() -> str:

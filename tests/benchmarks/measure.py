@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 Run = Callable[[], object]
 Prepare = Callable[[], Run]
@@ -16,61 +14,36 @@ Prepare = Callable[[], Run]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
-class Timing(NamedTuple):
-    """Median of some seconds, and how far apart the shortest and longest were, relative to it."""
+class Watch:
+    """Processor time of a block, or the bytes by which the resident memory rose at most while it ran (Linux only).
 
-    median: float
-    spread: float
+    With one thread the processor time of this process is what a clock shows on an idle machine, and other programs
+    hardly change it. For memory the kernel's own high-water mark is reset before and read after; unlike a profiler of
+    torch's allocator it also counts the buffers that kernels such as ``topk`` take from elsewhere. What the allocator
+    had kept is given back to the system first, so that memory reused by the block counts as well.
 
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Timing:
-        median = statistics.median(seconds)
-        return cls(median, (max(seconds) - min(seconds)) / median)
-
-    def __str__(self) -> str:
-        return f"{self.median * 1e3:.1f} ms ±{self.spread / 2:.0%}"
-
-
-def interleaved(contenders: Mapping[str, Prepare], rounds: int, warm_up: bool = True) -> dict[str, Timing]:
-    """Times the contenders in turn (A, B, A, B, ...), so that a slow spell of the machine meets all of them.
-
-    Each contender is a function that prepares a run, untimed, and returns it. Functions are run once before, unless
-    `warm_up` is off, which only those that take seconds can afford. What counts is the processor time of this
-    process: with one thread it is what a clock shows on an idle machine, and other programs hardly change it.
+    Args:
+        memory: Whether memory is measured.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + warm_up):
-        for name, prepare in contenders.items():
-            elapsed = _timed(prepare())
-            if turn >= warm_up:
-                seconds[name].append(elapsed)
-    return {name: Timing.of(values) for name, values in seconds.items()}
 
+    def __init__(self, memory: bool = False) -> None:
+        self._memory = memory
+        self.seconds = 0.0
+        self.peak = 0
 
-def _timed(run: Run) -> float:
-    start = time.process_time()
-    result = run()
-    elapsed = time.process_time() - start
-    del result
-    return elapsed
+    def __enter__(self) -> Watch:
+        if self._memory:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")
+            self.peak = -_status_bytes("VmRSS")
+        self.seconds = -time.process_time()
+        return self
 
-
-def peak_memory(prepare: Prepare) -> int:
-    """Bytes by which the resident memory of this process rose, at most, while the run lasted (Linux only).
-
-    The kernel's own high-water mark is reset before and read after. Unlike a profiler of torch's allocator it also
-    counts the buffers that kernels such as ``topk`` take from elsewhere. What the allocator had kept is given back
-    to the system first, so that memory reused by the run counts as well; what the run returns counts too.
-    """
-    run = prepare()
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status_bytes("VmRSS")
-    result = run()
-    peak = _status_bytes("VmHWM")
-    del result
-    return max(0, peak - before)
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.process_time()
+        if self._memory:
+            self.peak = max(0, self.peak + _status_bytes("VmHWM"))
 
 
 def keep_freed_memory() -> None:
@@ -95,13 +68,8 @@ def _status_bytes(key: str) -> int:
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints aligned columns: the first to the left, the others to the right."""
-    lines = [list(header), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print(f"\n{title}")
-    for line in lines:
-        first, *others = (
-            cell.rjust(width) if place else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  ".join([first, *others]), flush=True)
+    """Prints a table in Markdown, the first column to the left, the others to the right."""
+    print(f"\n{title}:\n")
+    print(f"| {' | '.join(header)} |\n|---|{'---:|' * (len(header) - 1)}", flush=True)
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
