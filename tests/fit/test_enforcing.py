@@ -63,6 +63,86 @@ class TwoOptimizers(Manual):
         return SGD(self.first.parameters()), ADAMW(self.last.parameters())
 
 
+class Bare(Manual):
+    """Clips and steps by itself, past Lightning."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.loss(batch).backward()
+        nn.utils.clip_grad_norm_(self.parameters(), 0.05)
+        optimizer.step()
+
+
+class Wrapper:
+    """What Lightning takes for an optimizer, though it is none of torch's."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inner = SGD(parameters)
+        self.count = 0
+        self.slow = [p.detach().clone() for group in self.inner.param_groups for p in group["params"]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["inner"], name)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.inner.param_groups for p in group["params"]]
+
+
+class SharpnessAware(Wrapper):
+    """Takes the gradient at the point that is worst nearby, and steps from where it was."""
+
+    def step(self, closure: Any) -> Any:
+        loss = closure()
+        with torch.no_grad():
+            norm = torch.stack([p.grad.norm() for p in self.parameters]).norm()
+            moves = [0.05 * p.grad / norm for p in self.parameters]
+            for parameter, move in zip(self.parameters, moves, strict=True):
+                parameter.add_(move)
+        closure()
+        with torch.no_grad():
+            for parameter, move in zip(self.parameters, moves, strict=True):
+                parameter.sub_(move)
+                parameter.add_(parameter.grad, alpha=-0.05)
+        return loss
+
+
+class Lookahead(Wrapper):
+    """Every third step goes half of the way from slow weights to the fast ones."""
+
+    def step(self, closure: Any) -> Any:
+        loss = closure()
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.add_(parameter.grad, alpha=-0.05)
+            self.count += 1
+            for slow, parameter in zip(self.slow, self.parameters, strict=True) if self.count % 3 == 0 else ():
+                parameter.copy_(slow.add_(parameter - slow, alpha=0.5))
+        return loss
+
+
+class Restoring(Callback):
+    """Brings back the weights of an earlier epoch in mid-fit."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 2:
+            self.best = copy.deepcopy(pl_module.state_dict())
+        if trainer.current_epoch in (6, 12):
+            pl_module.load_state_dict(self.best)
+
+
+class Noisy(Callback):
+    """Adds noise to all weights before every fifth batch."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step % 5 == 0:
+            generator = torch.Generator().manual_seed(trainer.global_step)
+            with torch.no_grad():
+                for parameter in pl_module.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.01)
+
+
 class Inside(Callback):
     """What the parameters hold during the fit."""
 
@@ -84,7 +164,8 @@ def fitted(root: Path, enforce: str, make: Any = net, ckpt: Path | None = None, 
         allow_unfinished=epochs < 11,
         verbose=False,  # type: ignore
     )
-    fit = trainer(root, callback, inside, epochs=epochs, **kwargs)
+    others = [make_one() for make_one in kwargs.pop("others", ())]
+    fit = trainer(root, *others, callback, inside, epochs=epochs, **kwargs)
     fit.fit(model, ckpt_path=ckpt)
     assert is_plain(model)
     fit.save_checkpoint(root / f"{enforce}.ckpt")
@@ -117,6 +198,13 @@ TRAININGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "two steps a batch": (functools.partial(Manual, optimizer=ADAMW), {}),
     "two optimizers": (TwoOptimizers, {}),
     "LBFGS": (functools.partial(net, optimizer=LBFGS), {}),
+    "a bare backward and clipping": (functools.partial(Bare, optimizer=SGD), {}),
+}
+WRITTEN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "an optimizer of another kind: SAM": (functools.partial(net, optimizer=SharpnessAware), {}),
+    "an optimizer of another kind: Lookahead": (functools.partial(net, optimizer=Lookahead), {}),
+    "restored weights": (functools.partial(net, optimizer=SGD), {"others": [Restoring]}),
+    "noise": (functools.partial(net, optimizer=SGD), {"others": [Noisy]}),
 }
 
 
@@ -126,6 +214,15 @@ def test_both_ways_train_alike_to_the_last_bit(tmp_path: Path, name: str) -> Non
     (read, zeros_read), (in_place, zeros_in_place) = (fitted(tmp_path, way, make, **kwargs) for way in WAYS)
     assert read == in_place
     assert zeros_read == zeros_in_place == [52] * 20 + [89] * 20 + [115] * 160
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_both_ways_give_the_same_weights_whoever_writes_into_them(tmp_path: Path, name: str) -> None:
+    """Under the masks, that which is read holds other numbers, and momentum of them."""
+    make, kwargs = WRITTEN[name]
+    (read, _), (in_place, zeros_in_place) = (fitted(tmp_path, way, make, **kwargs) for way in WAYS)
+    assert read["weights"] == in_place["weights"]
+    assert zeros_in_place == [52] * 20 + [89] * 20 + [115] * 160
 
 
 @pytest.mark.parametrize(("first", "then"), [("read", "in_place"), ("in_place", "read")])
