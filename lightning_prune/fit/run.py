@@ -24,6 +24,7 @@ from lightning_prune.prune.kernels.randomness import seeded
 from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import CustomFromMask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
+from lightning_prune.pruner.biases import mask_of_bias
 from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
 from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.pruner import Pruner
@@ -76,6 +77,7 @@ class PruningRun:
         scorer: Scores the tensors by a criterion; ``None`` = by the weights themselves.
         model: The model, for criteria that run it.
         guard: Called with new masks, by the names of their tensors, before they are imposed; refuses wrong ones.
+        biases: Masked along with the dead channels of their layers, and not counted.
 
     Attributes:
         events: Number of events so far.
@@ -97,12 +99,14 @@ class PruningRun:
         guard: Callable[[Mapping[str, Tensor | None]], None] | None = None,
         scorer: Scorer | None = None,
         model: nn.Module | None = None,
+        biases: Sequence[Target] = (),
     ) -> None:
-        self.targets = list(targets)
+        self._along = {t.name for t in biases}
+        self.targets = [*targets, *(t for t in biases if t.parameter.requires_grad)]
         self.pruner = pruner
         self.seed = seed
         self.layout = layout
-        self.frozen = list(frozen)
+        self.frozen = [*frozen, *(t for t in biases if not t.parameter.requires_grad)]
         self.join = join
         self._guard = guard
         self.scorer = scorer
@@ -119,8 +123,13 @@ class PruningRun:
 
     @property
     def counted(self) -> list[Target]:
-        """The targets whose weights count; of coupled channels matrices and kernels, not the biases and norms."""
-        return self.pruner.counted(self.targets)
+        """The targets whose weights count, not the biases and norms that are masked with their channels."""
+        return self.pruner.counted(self.ranked)
+
+    @property
+    def ranked(self) -> list[Target]:
+        """The targets that the pruner makes masks of; the others are biases that go with their channels."""
+        return [t for t in self.targets if t.name not in self._along]
 
     @property
     def total(self) -> int:
@@ -156,7 +165,7 @@ class PruningRun:
     @property
     def units(self) -> int:
         """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
-        return self.pruner.slack(self.targets)
+        return self.pruner.slack(self.ranked)
 
     def start(self, keep_zeros: bool = False, take: bool = True) -> None:
         """Gives all targets that are pruned already the layout of this run, at the start of training.
@@ -220,13 +229,23 @@ class PruningRun:
             model: A model with parameters of the same names.
         """
         there = {t.name: t for t in all_targets(model)}
-        targets = [there[t.name] for t in self.targets]
-        return PruningRun(targets, self.pruner, self.seed, self.layout)
+        biases = [there[t.name] for t in self.targets if t.name in self._along]
+        targets = [there[t.name] for t in self.ranked]
+        return PruningRun(targets, self.pruner, self.seed, self.layout, biases=biases)
 
     def overlap(self, other: PruningRun) -> list[str]:
         """Names of the tensors that both runs prune, or will when they are trainable."""
         mine = {id(t.parameter) for t in self._eventual()}
         return [t.name for t in other._eventual() if id(t.parameter) in mine]
+
+    def leave_to(self, other: PruningRun) -> None:
+        """Leaves biases alone that another run has selected."""
+        theirs = {id(t.parameter) for t in other._eventual() if t.name not in other._along}
+        left = {t.name for t in self._eventual() if t.name in self._along and id(t.parameter) in theirs}
+        self._along -= left
+        self.targets = [t for t in self.targets if t.name not in left]
+        self.frozen = [t for t in self.frozen if t.name not in left]
+        self._note()
 
     def _eventual(self) -> list[Target]:
         return [*self.targets, *(self.frozen if self.join else ())]
@@ -275,21 +294,38 @@ class PruningRun:
         guard, seed = self._guard, stream(f"{self.seed}:{self.events}")
         all_or_none = nullcontext() if guard is None else together()  # before masks are compared, for which all wait
         with all_or_none, seeded(seed, [t.parameter for t in self.targets]):
-            masks = self._ranked(self.pruner.among(self.targets), demand, at_random) if self.targets else []
+            masks = self._with_biases(self._masks_of_ranked(demand, at_random))
         if guard is not None:
             guard({t.name: mask for t, mask in zip(self.targets, masks, strict=True)})
         return masks
 
-    def _ranked(self, pruner: Pruner, demand: Demand, at_random: bool) -> list[Tensor | None]:
+    def _masks_of_ranked(self, demand: Demand, at_random: bool) -> list[Tensor | None]:
+        ranked = self.ranked
+        if not ranked:
+            return []
+        pruner = self.pruner.among(ranked)
         if at_random:
             recipe = make_recipe("random_unstructured", 2, None, None)
-            return replace(pruner, recipe=recipe).masks(self.targets, demand)
+            return replace(pruner, recipe=recipe).masks(ranked, demand)
         if self.scorer is None or self._model is None:
-            return pruner.masks(self.targets, demand)
-        return masks_in_rounds(pruner, self.scorer, self._model, self.targets, demand)
+            return pruner.masks(ranked, demand)
+        return masks_in_rounds(pruner, self.scorer, self._model, ranked, demand)
+
+    def _with_biases(self, masks: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The masks of all targets out of those that the pruner made."""
+        made = dict(zip(self.ranked, masks, strict=True))
+        units = self.pruner.granularity
+        return [made[t] if t in made else mask_of_bias(t, made, units) for t in self.targets]
 
     def _keep_zeros(self, targets: Sequence[Target]) -> None:
-        for target in self.pruner.counted(targets):
+        self._keep_zeros_of_weights(targets)
+        masks = self._with_biases([t.alive for t in self.ranked])
+        for bias, mask in zip(self.targets, masks, strict=True):
+            if bias.name in self._along and mask is not None and mask is not bias.alive:
+                self._impose(bias, mask | (bias.parameter.detach() != 0))  # a constant stays until the next event
+
+    def _keep_zeros_of_weights(self, targets: Sequence[Target]) -> None:
+        for target in self.pruner.counted([t for t in targets if t.name not in self._along]):
             nonzero = target.parameter.detach() != 0
             dead = dead_entries(nonzero)
             if dead == nonzero.numel():
@@ -350,7 +386,8 @@ class PruningRun:
             ValueError: If the state is of other tensors than the ones selected here.
         """
         found = {t.name: t for t in [*self.targets, *self.frozen]}
-        _require_same_selection([*state["tensors"], *state.get("frozen", found)], list(found))
+        selected = [name for name in found if name not in self._along]  # states of before do not know biases
+        _require_same_selection([*state["tensors"], *state.get("frozen", found)], selected)
         for name, saved in state["tensors"].items():
             if name not in found or list(found[name].parameter.shape) != list(saved["shape"]):
                 here = f"of shape {tuple(found[name].parameter.shape)}" if name in found else "not selected"
@@ -361,11 +398,13 @@ class PruningRun:
         for name, saved in state["tensors"].items():
             _require_bits(name, saved)
         self.seed, self.events, self.done = state["seed"], state["events"], state["done"]
-        self.targets = [found.pop(name) for name in state["tensors"]]
+        known = {*state["tensors"], *state.get("frozen", ())}
+        late = [found.pop(t.name) for t in self.targets if t.name in self._along and t.name not in known]
+        self.targets = [*(found.pop(name) for name in state["tensors"]), *late]
         self.frozen = list(found.values())
         self._note()
         for target in self.targets:
-            self._restore(target, state["tensors"][target.name])
+            self._restore(target, state["tensors"].get(target.name, {}))
 
     def keep_masks_of(self, state: Mapping[str, Any]) -> list[str]:
         """Masks what an earlier fit of the same model masked; the selection is the one made now.
@@ -422,8 +461,12 @@ def _require_same_selection(then: Iterable[str], now: Sequence[str]) -> None:
 
 
 def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:
-    """Raises ValueError if another run prunes a tensor of this one."""
-    shared = [name for other in others for name in run.overlap(other)]
+    """Raises ValueError if another run prunes a tensor of this one; a bias is left to the run that has selected it."""
+    runs = list(others)
+    for other in runs:
+        run.leave_to(other)
+        other.leave_to(run)
+    shared = [name for other in runs for name in run.overlap(other)]
     if shared:
         raise ValueError(
             f"two PruningCallbacks select the same tensors: {', '.join(shared)}; tell them apart by parameters= and "

@@ -67,7 +67,7 @@ class Session:
                     run.scorer,
                     plan=lambda: self.plan,
                     done=lambda: run.done,
-                    targets=lambda: run.targets,
+                    targets=lambda: run.ranked,
                     due=lambda: bool(self.postponed),
                 )
             )
@@ -232,14 +232,15 @@ class Session:
         Returns:
             What was done; see also :func:`settle`.
         """
-        held = self.run.targets if optimizer is None else self._enforcement.held_by(optimizer)
-        new = [t for t in held if t not in self._shown and t.parameter.grad is not None]
+        ranked = self.run.ranked
+        held = ranked if optimizer is None else self._enforcement.held_by(optimizer)
+        new = [t for t in ranked if t in held and t not in self._shown and t.parameter.grad is not None]
         if not self.watching or not new or not all_finite(new):
             return []
         for watcher in self.watchers:
             watcher.see(new, training)
         self._shown.update(new)
-        if any(t.parameter.grad is not None and t not in self._shown for t in self.run.targets):
+        if any(t.parameter.grad is not None and t not in self._shown for t in ranked):
             return []  # another optimizer's
         self._shown.clear()
         waited, self.postponed = self.postponed, []
@@ -286,7 +287,7 @@ class Session:
         """All that resuming needs, as tensors and plain types."""
         self._enforcement.write_zeros()
         state = {**self.run.state_dict(), "settings": self.settings.values(), "rewind": self._rewinder.state_dict()}
-        scores = {} if self.run.scorer is None else self.run.scorer.state_dict(self.run.targets)
+        scores = {} if self.run.scorer is None else self.run.scorer.state_dict(self.run.ranked)
         regrow = {} if self._regrowing is None else {"regrow": self._regrowing.state_dict()}
         return state | ({"scores": scores} if scores else {}) | regrow
 
@@ -301,7 +302,7 @@ class Session:
         self.run.load_state_dict(state)
         self._rewinder.load_state_dict(state["rewind"])
         if self.run.scorer is not None:
-            self.run.scorer.load_state_dict(state.get("scores", {}), self.run.targets)
+            self.run.scorer.load_state_dict(state.get("scores", {}), self.run.ranked)
         if self._regrowing is not None:
             self._regrowing.load_state_dict(state["regrow"])
         self._enforcement.follow()

@@ -16,6 +16,7 @@ from lightning_prune.fit.values import Plain, plain_value
 from lightning_prune.prune.arguments import instance_of, one_of
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.sharded.tensors import is_sharded
+from lightning_prune.pruner.biases import biases_of
 from lightning_prune.pruner.budgets import Budget, Scope, as_budget
 from lightning_prune.pruner.coupled import CoupledPruner, restricted
 from lightning_prune.pruner.criteria import Magnitude, as_criterion
@@ -29,7 +30,7 @@ from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Plan, Times, make_plan
 from lightning_prune.schedules.regrow import Regrow
 from lightning_prune.targets.patterns import Patterns, as_patterns
-from lightning_prune.targets.select import Target, all_targets, select_trainable
+from lightning_prune.targets.select import Target, all_targets, names_matching, select_trainable
 
 _UNKNOWN = {
     "pruning_fn": "method=",
@@ -218,7 +219,15 @@ class Settings:
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
         guard = None if alone else require_same_masks
         scorer = None if self.by_weights else Scorer(self.criterion)
-        return PruningRun(targets, pruner, seed, layout, frozen, join, guard, scorer, model)
+        biases = self._biases_of(model, [*targets, *frozen])
+        return PruningRun(targets, pruner, seed, layout, frozen, join, guard, scorer, model, biases)
+
+    def _biases_of(self, model: nn.Module, targets: Sequence[Target]) -> list[Target]:
+        """What is masked along with dead channels: they give zeros then, and no constants."""
+        if not self.recipe.prunes_outputs or self.groups is not None:
+            return []
+        excluded = names_matching(self.exclude, all_targets(model))
+        return [bias for bias in biases_of(model, targets, self.recipe.granularity) if bias.name not in excluded]
 
     def _pruner_of(self, model: nn.Module, targets: list[Target], sharded: bool) -> tuple[Pruner, list[Target]]:
         """What computes masks, and the tensors it masks."""

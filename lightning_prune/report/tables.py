@@ -16,8 +16,8 @@ from lightning_prune.export.shrink_files import is_shrunk, kept_lines, read
 from lightning_prune.metrics.functional import chosen, value_of
 from lightning_prune.prune.checks import naming
 from lightning_prune.prune.printing import aligned, html_table, terminal
-from lightning_prune.prune.sharded.channels import nonzero_channels
 from lightning_prune.prune.sharded.tensors import nonzero_entries
+from lightning_prune.targets.biases import living_channels
 from lightning_prune.targets.names import listing
 from lightning_prune.targets.patterns import Patterns
 from lightning_prune.targets.select import Target
@@ -38,7 +38,9 @@ class Row:
         weights: Number of entries.
         zeros: How many of them are zero, as the forward sees them.
         channels: Number of output channels, ``None`` for vectors.
-        dead_channels: Output channels of which nothing is left, ``None`` for vectors.
+        dead_channels: Output channels that nothing but zeros makes: all their weights are zero, and so is the bias that
+            the layer adds. A norm behind the layer, which may make a constant of zeros, is not looked at. ``None`` for
+            vectors.
     """
 
     name: str
@@ -161,7 +163,8 @@ def summary(
 
     Returns:
         A table as a value. Output channels are those of the first dimension, or of the second in ConvTranspose and
-        Embedding layers (in a file, which says nothing about layers, of the first).
+        Embedding layers (in a file, which says nothing about layers, of the first). One is dead if its weights and its
+        bias are zero; a norm behind it is not looked at.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -268,7 +271,7 @@ def _row(target: Target, value: Tensor) -> Row:
     if value.dim() < 2:
         return Row(target.name, tuple(value.shape), value.numel(), zeros)
     dim = target.output_dim or 0
-    dead = value.shape[dim] - int(nonzero_channels(value, dim).count_nonzero())
+    dead = value.shape[dim] - int(living_channels(target, value, dim).count_nonzero())
     return Row(target.name, tuple(value.shape), value.numel(), zeros, value.shape[dim], dead)
 
 

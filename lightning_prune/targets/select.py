@@ -13,7 +13,7 @@ from lightning_prune.targets.parametrized import Origin, advice
 from lightning_prune.targets.patterns import Pattern, Patterns, as_patterns, is_pair, show
 from lightning_prune.targets.target import Target, all_targets
 
-__all__ = ["Target", "all_targets", "describe_targets", "listing", "select", "select_trainable"]
+__all__ = ["Target", "all_targets", "describe_targets", "listing", "names_matching", "select", "select_trainable"]
 
 _NOT_WEIGHTS = re.compile(r"embed|(^|_)pos(_|$)|position|token")
 """Names of parameters that are added to activations or stand for inputs, as the places of a vision transformer."""
@@ -55,7 +55,7 @@ def select(
     chosen = [t for t in everything if _objection(t, frozen) is None] if parameters is None else []
     for pattern in as_patterns(parameters):
         chosen += _matches(pattern, everything, frozen)
-    dropped = {t.name for pattern in as_patterns(exclude) for t in _matching(pattern, everything)}
+    dropped = names_matching(exclude, everything)
     names = {t.name for t in chosen} - dropped
     if not names:
         raise ValueError(
@@ -65,6 +65,24 @@ def select(
             + advice([t.name for t in everything if t.origins and t.parameter.dim() > 1])
         )
     return [t for t in everything if t.name in names]
+
+
+def names_matching(patterns: Patterns, everything: Sequence[Target]) -> set[str]:
+    """Names of the tensors that any pattern matches, whether they are pruned by default or not.
+
+    Args:
+        patterns: As for :func:`select`.
+        everything: The tensors.
+
+    Raises:
+        ValueError: If a pattern matches nothing (near names are listed).
+        TypeError: If something is not a pattern.
+
+    Example:
+        >>> sorted(names_matching(["*.bias", "0"], all_targets(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))))
+        ['0.bias', '0.weight', '1.bias']
+    """
+    return {t.name for pattern in as_patterns(patterns) for t in _matching(pattern, list(everything))}
 
 
 def select_trainable(
