@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_prune.fit.erasing import erase
 from lightning_prune.fit.run import PruningRun, refuse_overlap, sparsity_of
 from lightning_prune.prune import is_pruned, l1_unstructured
 from lightning_prune.prune.attribute import Layout
+from lightning_prune.pruner.biases import biases_of
 from lightning_prune.pruner.budgets import Budget
 from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.pruner import Pruner
@@ -194,6 +196,76 @@ def test_runs_of_one_model() -> None:
         refuse_overlap(both, [first, last])
     first.prune(Demand(0, amount=0.5))
     assert sparsity_of([first, last]) == 24 / 72
+
+
+def with_biases(model: nn.Module, layout: Layout = Layout.KEPT) -> PruningRun:
+    pruner = Pruner(make_recipe("ln_structured", 2, "out", None), Budget())
+    weights = select(model)
+    return PruningRun(weights, pruner, 5, layout, biases=biases_of(model, weights, pruner.granularity))
+
+
+@pytest.mark.parametrize("layout", [Layout.KEPT, Layout.PLAIN])
+def test_biases_of_dead_channels_go_uncounted(layout: Layout) -> None:
+    model = network()
+    biases = [model[0].bias.detach().clone(), model[2].bias.detach().clone()]
+    run = with_biases(model, layout)
+    event = run.prune(Demand(0, amount=0.5))
+    assert (event.zeros, event.total, run.units) == (3 * 8 + 2 * 6, 72, 14)
+    assert event.tensors == {"0.weight": 24, "2.weight": 12, "0.bias": 3, "2.bias": 2}
+    assert [t.name for t in run.counted] == [t.name for t in run.ranked] == ["0.weight", "2.weight"]
+    for slot, layer in (("0", model[0]), ("2", model[2])):
+        alive = run.pruned[f"{slot}.weight"].any(dim=1)
+        assert torch.equal(run.pruned[f"{slot}.bias"], alive)
+        if_kept = torch.where(alive, biases[int(slot) // 2], 0)
+        erase(run.targets, [])
+        assert torch.equal(layer.bias.detach(), if_kept)
+    same = run.pruned["0.bias"]
+    run.prune(Demand(1, amount=0))
+    assert run.pruned["0.bias"] is same
+    run.close()
+    assert not is_pruned(model)
+    assert [int((layer.bias == 0).sum()) for layer in (model[0], model[2])] == [3, 2]
+
+
+def test_states_with_and_without_biases() -> None:
+    model, other = network(), network()
+    run = with_biases(model)
+    run.prune(Demand(0, amount=0.5))
+    resumed = with_biases(other)
+    resumed.load_state_dict(run.state_dict())
+    assert resumed.pruned["0.bias"].tolist() == run.pruned["0.bias"].tolist()
+    before = run_of(network(), "ln_structured")
+    before.prune(Demand(0, amount=0.5))
+    late = with_biases(network())
+    late.load_state_dict(before.state_dict())
+    assert [t.name for t in late.targets] == ["0.weight", "2.weight", "0.bias", "2.bias"]
+    assert set(late.pruned) == {"0.weight", "2.weight"}
+    late.prune(Demand(1, amount=0))
+    assert [late.pruned[name].tolist() for name in ("0.bias", "2.bias")] == [
+        run.pruned[name].tolist() for name in ("0.bias", "2.bias")
+    ]
+
+
+def test_a_bias_is_left_to_the_run_that_has_selected_it() -> None:
+    model = network()
+    run, own = with_biases(model), run_of(model, parameters="2.bias")
+    refuse_overlap(own, [run])
+    assert [t.name for t in run.targets] == ["0.weight", "2.weight", "0.bias"]
+    assert [t.name for t in own.targets] == ["2.bias"]
+    run.prune(Demand(0, amount=0.5))
+    assert (own.zeros, set(run.pruned)) == (0, {"0.weight", "2.weight", "0.bias"})
+
+
+def test_a_replaced_layer_takes_the_place_of_its_bias_too() -> None:
+    model = network()
+    run = with_biases(model)
+    run.prune(Demand(0, amount=0.5))
+    model[0] = nn.Linear(8, 6)
+    model[2] = nn.Linear(6, 4, bias=False)
+    assert run.refresh(model) == ["0.weight", "2.weight", "0.bias", "2.bias"]
+    event = run.prune(Demand(1, amount=0.5))
+    assert event.tensors == {"0.weight": 24, "2.weight": 12, "0.bias": 3}
+    assert torch.equal(run.pruned["0.bias"], run.pruned["0.weight"].any(dim=1))
 
 
 def test_a_run_can_be_moved_to_a_copy_of_the_model() -> None:

@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def net():
+def net():  # one row of the first kernel is zero, and its bias not
     model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.ConvTranspose2d(3, 4, 1, bias=False))
     for parameter in model.parameters():
         nn.init.ones_(parameter)
@@ -33,7 +33,7 @@ def net():
 def test_rows_by_hand():
     table = report.summary(net())
     assert table.rows == (
-        report.Row("0.weight", (3, 2, 2, 2), 24, 12, channels=3, dead_channels=1),
+        report.Row("0.weight", (3, 2, 2, 2), 24, 12, channels=3, dead_channels=0),
         report.Row("0.bias", (3,), 3, 0),
         report.Row("1.weight", (3,), 3, 0),
         report.Row("1.bias", (3,), 3, 0),
@@ -42,6 +42,20 @@ def test_rows_by_hand():
     assert (table.weights, table.zeros, table.sparsity) == (45, 18, 0.4)
     assert [table.share(row) for row in table.rows] == [12 / 18, 0, 0, 0, 6 / 18]
     assert [row.sparsity for row in table.rows] == [0.5, 0, 0, 0, 0.5]
+
+
+def test_channels_are_dead_when_their_bias_is_zero_too(tmp_path):
+    model = net()
+    model[0].bias.data[1] = 0
+    assert [row.dead_channels for row in report.summary(model).rows] == [1, None, None, None, 2]
+    assert report.summary(model, "0.weight").rows[0].dead_channels == 1
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    assert report.summary(tmp_path / "model.pt", "0.weight").rows[0].dead_channels == 1
+    model[0].bias.data[1] = 0.5
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    assert report.summary(tmp_path / "model.pt", "0.weight").rows[0].dead_channels == 0
+    custom_from_mask(model[0], "bias", torch.tensor([1, 0, 1]))  # what is read counts
+    assert report.summary(model, "0.weight").rows[0].dead_channels == 1
 
 
 def test_removed_models_give_the_same_and_dense_ones_no_zeros():
@@ -70,9 +84,9 @@ def test_text():
     assert report.summary(net(), "*").text().splitlines() == [
         "Sequential",
         "tensor    shape    weights  zeros  sparsity  dead channels  share of zeros",
-        "0.weight  3x2x2x2       24     12    50.00%            1/3          66.67%",
+        "0.weight  3x2x2x2       24     12    50.00%            0/3          66.67%",
         "2.weight  3x4x1x1       12      6    50.00%            2/4          33.33%",
-        "total                   36     18    50.00%            3/7         100.00%",
+        "total                   36     18    50.00%            2/7         100.00%",
     ]
 
 
@@ -91,7 +105,7 @@ def test_start_and_end_of_a_fit():
     table = report.end(targets, planned=0.75)
     assert (table.zeros, table.sparsity, table.planned) == (18, 0.5, 0.75)
     assert [line.split() for line in table.text().splitlines()[-2:]] == [
-        ["reached", "36", "18", "50.00%", "3/7", "100.00%"],
+        ["reached", "36", "18", "50.00%", "2/7", "100.00%"],
         ["planned", "27", "75.00%"],
     ]
 
