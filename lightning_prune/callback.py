@@ -82,8 +82,8 @@ class PruningCallback(CallbackBase):
         parameters: What to prune: names, globs on names, modules or their names, compiled regular expressions, module
             types, (module, name) pairs, predicates ``f(name, parameter)``, or several of these. By default every
             trainable parameter of two or more dimensions, without embeddings, norms and biases.
-        exclude: What not to prune, chosen like ``parameters``. Of methods that prune whole output channels the biases of
-            dead channels go along, without being counted, unless they are excluded: ``exclude="*.bias"``.
+        exclude: What not to prune, chosen like ``parameters``. Where whole output channels are pruned, the biases of
+            dead ones go along, without being counted, unless they are excluded: ``exclude="*.bias"``.
         rewind: Where to go back to after each event: ``Rewind(epoch=0)``, ``Rewind(step=500)``; or ``Reinit(seed)`` for
             new initial values. Masks stay. Nowhere by default.
         regrow: Let masked weights come back, in the places of as many others: :class:`~lightning_prune.RigL`,
