@@ -1,7 +1,7 @@
 """Train LeNet-300-100 sparse from its first step: with fixed masks, with weights that come back, and pruned gradually.
 
 ``python examples/sparse_from_scratch.py`` takes scikit-learn's digits; ``--data DIR`` takes a folder with MNIST or
-Fashion-MNIST, for which ``--steps 3000 --seeds 3`` gives the table of the documentation.
+Fashion-MNIST.
 """
 
 from __future__ import annotations
