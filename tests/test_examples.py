@@ -114,6 +114,23 @@ def test_parts_that_do_not_fit_together_are_refused(data, idx_folder: Path):
         data.Images(idx_folder)
 
 
+def test_sparse_from_scratch_compares_ways_and_draws_them(tmp_path: Path):
+    ways = ["static", "SET", "RigL", "gradual and RigL", "dense"]
+    done = run(
+        tmp_path, "sparse_from_scratch.py", *("--zeros", "0.9", "0.95", "--steps", "200", "--seeds", "0", "1"),
+        *("--ways", *ways, "--plot", "table.png"),
+    )  # fmt: skip
+    rows = re.findall(r"^\| (\d\d\.0%) \| (.*) \| (.*)% \|$", done.stdout, re.M)
+    assert [zeros for zeros, _, _ in rows] == ["90.0%", "95.0%"]
+    for (_, cells, explored), left in zip(rows, (10, 5), strict=True):
+        accuracies = [float(cell.split(" ± ")[0]) for cell in cells.split(" | ")]
+        assert len(accuracies) == len(ways)
+        assert all(accuracy > 60 for accuracy in accuracies)
+        assert left < float(explored) < 5 * left
+    assert (tmp_path / "table.png").stat().st_size > 10_000
+    assert done.stderr == ""
+
+
 def test_criteria_are_compared_and_rounds_avoid_collapse(tmp_path: Path):
     table = run(tmp_path, "criteria.py", "--zeros", "0.9", "--ways", "SNIP", "SynFlow", "GraSP", "--steps", "100")
     (cells,) = re.findall(r"^\| 90\.0% \| (.*) \|$", table.stdout, re.M)

@@ -69,7 +69,7 @@ def as_log(log: bool | Log) -> Log | None:
 
 
 class SparsityLog:
-    """Logs ``sparsity`` and, where a plan says one, ``sparsity/target``.
+    """Logs ``sparsity`` and, where a plan says one, ``sparsity/target``; of regrowth its churn and the share explored.
 
     Loggers get them at the end of each epoch and, of plans in steps, at the step of each event, once for each step.
     ``trainer.callback_metrics`` and the progress bar have them from the first batch after an event on, so a file that
@@ -185,6 +185,10 @@ def values_of(log: Log, running: Running) -> dict[str, float]:
         values[f"{key}/target"] = sum((share or 0.0) * total for share, total in wanted) / whole
     if log.tensors:
         values.update({f"{key}/{t.name}": t.zeros / t.parameter.numel() for run in runs for t in run.targets})
+    regrown = [run.regrowth for run in runs if run.regrowth is not None]
+    if regrown:
+        values[f"{log.prefix}regrow/churn"] = sum(r.moved for r in regrown) / max(1, sum(r.left for r in regrown))
+        values[f"{log.prefix}regrow/explored"] = sum(r.ever for r in regrown) / max(1, sum(r.total for r in regrown))
     return values
 
 

@@ -16,10 +16,12 @@ from tests.distributed.workers_ddp import (
     CRITERIA,
     METHODS,
     OPTIONS,
+    REGROWTHS,
     REWINDS,
     SCOPES,
     coupled_pruning,
     pruning,
+    regrown,
     resumed,
 )
 
@@ -62,6 +64,17 @@ def test_criteria_see_what_one_process_would(two: list[Results], tmp_path: Path,
     assert same(fitted)
     assert dead(alone) == dead(fitted[0]) == round(0.6 * 256)
     assert largest_difference(alone, fitted[0]) < 1e-6
+
+
+@pytest.mark.parametrize("name", REGROWTHS)
+def test_the_weights_come_back_that_would_in_one_process(two: list[Results], tmp_path: Path, name: str) -> None:
+    alone, told = regrown(tmp_path, name, ranks=1)
+    fitted = result(two, f"regrow {name}")
+    assert same([found for found, _ in fitted])
+    assert [found for _, found in fitted] == [told, told]
+    assert told.updates == {"rigl": 5, "set": 2}[name]
+    assert dead(alone) == dead(fitted[0][0]) == round(0.6 * 256)
+    assert largest_difference(alone, fitted[0][0]) < 1e-6
 
 
 @pytest.mark.parametrize(("method", "scope"), COUPLED)

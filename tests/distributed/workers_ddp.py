@@ -13,8 +13,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from lightning_prune import (
+    SET,
     SNIP,
     Activation,
+    Constant,
     Fisher,
     GraSP,
     Linear,
@@ -22,6 +24,7 @@ from lightning_prune import (
     PruningCallback,
     Reinit,
     Rewind,
+    RigL,
     SynFlow,
     Taylor,
 )
@@ -60,6 +63,12 @@ CRITERIA: dict[str, Any] = {
 }
 
 
+REGROWTHS: dict[str, Any] = {
+    "rigl": RigL(every=2, until=11, unit="step"),
+    "set": SET(every=1, until=3, unit="epoch", decay="constant"),
+}
+
+
 def pruning(method: str = "l1_unstructured", scope: Any = "global", **kwargs: Any) -> PruningCallback:
     kwargs = {"schedule": Linear(final=0.6, begin=0, end=2), "parameters": "*", **kwargs}
     return PruningCallback(method, scope=scope, verbose=False, **kwargs)
@@ -85,6 +94,14 @@ def coupled(folder: Path, method: str, scope: str) -> Fitted:
 
 def by_criterion(folder: Path, name: str) -> Fitted:
     return fit(folder, Mlp(RANKS), pruning(criterion=CRITERIA[name], parameters=None), ranks=RANKS)
+
+
+def regrown(folder: Path, name: str, ranks: int = RANKS) -> tuple[Fitted, Any]:
+    callback = pruning(schedule=Constant(final=0.6), scope="erk", regrow=REGROWTHS[name], parameters=None, seed=1)
+    if ranks > 1:
+        torch.manual_seed(100 + rank())  # which is not what random weights are drawn by
+    fitted = fit(folder, Mlp(ranks, adam=True), callback, ranks=ranks)
+    return fitted, callback.regrowth
 
 
 def with_options(folder: Path, options: dict[str, Any]) -> Fitted:
@@ -208,6 +225,8 @@ def checks_on_two() -> dict[str, Check]:
         checks[f"coupled {method} {scope}"] = partial(coupled, method=method, scope=scope)
     for name in CRITERIA:
         checks[f"criterion {name}"] = partial(by_criterion, name=name)
+    for name in REGROWTHS:
+        checks[f"regrow {name}"] = partial(regrown, name=name)
     for name, options in OPTIONS.items():
         checks[name] = partial(with_options, options=options)
     for name, rewind in REWINDS.items():

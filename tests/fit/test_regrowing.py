@@ -209,6 +209,16 @@ def test_weights_come_back_at_updates_and_begin_anew(tmp_path: Path) -> None:
     assert 70 / 176 < pruning.regrowth.explored < 1
 
 
+def test_churn_and_the_share_explored_are_logged(tmp_path: Path) -> None:
+    pruning = sparse(RigL(every=3, until=0.75))
+    fit = trainer(tmp_path, pruning, epochs=5)
+    fit.fit(net())
+    found = pruning.regrowth
+    assert found is not None
+    assert float(fit.callback_metrics["regrow/churn"]) == pytest.approx(found.churn)
+    assert float(fit.callback_metrics["regrow/explored"]) == pytest.approx(found.explored)
+
+
 @pytest.mark.parametrize("unit", ["epoch", "step"])
 def test_with_accumulation_weights_move_at_optimizer_steps(tmp_path: Path, unit: Any) -> None:
     times = {"every": 2, "until": 5} if unit == "epoch" else {"every": 4, "until": 10}
