@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_prune.callback import PruningCallback
+    from lightning_prune.fit.pruning import Pruning
     from lightning_prune.fit.rewind import Reinit, Rewind
     from lightning_prune.fit.run import PruningEvent
     from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "lightning_prune.callback": ("PruningCallback",),
+    "lightning_prune.fit.pruning": ("Pruning",),
     "lightning_prune.fit.rewind": ("Reinit", "Rewind"),
     "lightning_prune.fit.run": ("PruningEvent",),
     "lightning_prune.lottery": ("LotteryResults", "LotteryRow", "LotteryTicket"),
@@ -89,6 +91,7 @@ __all__ = [
     "OneCycle",
     "OneShot",
     "Polynomial",
+    "Pruning",
     "PruningCallback",
     "PruningEvent",
     "Regrow",
