@@ -250,8 +250,9 @@ def lottery(names: Names, run: Callable[[], None]) -> None:
     assert Path("tickets.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def sharded(names: Names, run: Callable[[], None]) -> None:
-    run()  # here on one rank; on several in tests/distributed
+def test_sharded_by_the_first_snippet():  # here on one rank; on several in tests/distributed
+    names = names_of("docs/devices.md")
+    exec(blocks("docs/devices.md", "python")[0], names)
     with mock.patch.dict(os.environ):
         try:
             names["model"] = type("ShardedModel", (MyModel,), {"configure_model": names["configure_model"]})()
@@ -358,7 +359,6 @@ CHECKS: dict[str, list[Check]] = {  # one for each python block of a page, in th
     "docs/coming-from.md": [engine, model_pruning, old_checkpoint],
     "docs/tables-and-pictures.md": [looking, pictures],
     "docs/lottery-tickets.md": [rewinding, lottery],
-    "docs/devices.md": [sharded],
     "docs/index.md": [start, start_looking],
     "docs/own-loops.md": [plain_loop, plain_steps, plain_resume, fabric],
 }
