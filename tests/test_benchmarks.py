@@ -29,7 +29,7 @@ def calls_of_the_tables() -> list[str]:
 
 
 def test_the_command_of_the_readme_prints_a_table() -> None:
-    (command,) = re.findall(r"^python -m tests\.benchmarks$", (ROOT / "README.md").read_text(), re.M)
+    (command,) = re.findall(r"^python -m tests\.benchmarks$", (ROOT / "docs/results.md").read_text(), re.M)
     words = [sys.executable, *shlex.split(command)[1:], "--quick", "events"]
     printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert [row.split("`")[1] for row in printed.splitlines() if row.startswith("| `Pruning") and "first" in row] == [
