@@ -395,9 +395,9 @@ class PruningCallback(CallbackBase):
             self._finish()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to the model fitted last: references to it, and Lightning's ``log`` of it."""
+        """Without what belongs to a model: the fit that runs, references, and Lightning's ``log`` of it."""
         others = ("log", "log_dict", "_model", "_trainer", "_left", "_ended")
-        return {key: value for key, value in vars(self).items() if key not in others}
+        return {key: value for key, value in vars(self).items() if key not in others} | {"_session": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy belongs to no model yet."""

@@ -138,6 +138,7 @@ class FreshScores:
         self._before: dict[str, Tensor] = {}
         self._validated: set[str] = set()
         self._averages: set[str] = set()
+        self._kept: set[str] = set(_POSITIONS)
         self._begun = self._mixed = False
 
     def start(self, trainer: Trainer) -> None:
@@ -173,7 +174,8 @@ class FreshScores:
             What was restarted, in words.
         """
         monitors = monitors_of(trainer)
-        self._forget(trainer, monitors, {m.key for m in monitors} - {*_POSITIONS, *keep})
+        self._kept = {*_POSITIONS, *keep}
+        self._forget(trainer, monitors, {m.key for m in monitors} - self._kept)
         self._mixed = self._begun
         return [monitor.name for monitor in monitors]
 
@@ -185,7 +187,7 @@ class FreshScores:
         """
         mixed, self._mixed, self._begun = self._mixed, False, False
         if mixed:
-            monitors = [m for m in monitors_of(trainer) if m.key in self._averages]
+            monitors = [m for m in monitors_of(trainer) if m.key in self._averages - self._kept]
             self._forget(trainer, monitors, {m.key for m in monitors})
 
     def batch_end(self, trainer: Trainer) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 
-from lightning_prune import Linear, OneShot, PruningCallback
+from lightning_prune import Cubic, Linear, OneShot, PruningCallback
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 
 
@@ -234,3 +235,27 @@ def test_a_tensor_that_begins_as_zeros_is_not_taken_as_pruned(tmp_path: Path) ->
     assert zeros(model, "first.weight") == 32
     assert zeros(model, "last.weight") == 0
     assert set(callback.masks) == {"first.weight"}
+
+
+def test_a_callback_is_pickled_in_mid_fit_without_the_fit(tmp_path: Path) -> None:
+    class Pickled(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            if trainer.global_step == 2:
+                copies.append(pickle.loads(pickle.dumps(callback)))
+
+    copies: list[PruningCallback] = []
+    callback, model = half(), net()
+    trainer(tmp_path, callback, Pickled(), epochs=1).fit(model)
+    assert zeros(model) == 88
+    other = net(seed=1)
+    trainer(tmp_path, *copies, epochs=1).fit(other)
+    assert zeros(other) == 88
+
+
+def test_files_ranked_by_sparsity_have_it_in_their_scores(tmp_path: Path) -> None:
+    files = ModelCheckpoint(tmp_path, monitor="sparsity", mode="max", filename="{sparsity:.3f}", save_top_k=2)
+    pruning = PruningCallback(schedule=Cubic(final=0.9, begin=1, end=10, unit="step"), scope="global", verbose=False)
+    fits = trainer(tmp_path, pruning, files)
+    fits.fit(net())
+    assert float(files.best_model_score) == pytest.approx(158 / 176)
+    assert float(fits.callback_metrics["sparsity"]) == pytest.approx(158 / 176)

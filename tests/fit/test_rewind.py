@@ -137,7 +137,8 @@ class Manual(Net):
 
 def watched(root: Path, rewind: Rewind, model: Net, epochs: int, **kwargs: Any) -> Watched:
     times: dict[str, Any] = {"steps": [40, 46, 53, 61]} if rewind.step else {"epochs": [2, 3, 5, 6]}
-    callback = Watched(amount=0.3, rewind=rewind, **times)
+    # A plateau's best score is one of denser weights: it would start anew after the way back.
+    callback = Watched(amount=0.3, rewind=rewind, restart_scores=False, **times)
     trainer(root, callback, epochs=epochs, **kwargs).fit(model)
     return callback
 

@@ -176,12 +176,18 @@ def masks_in_rounds(
         Boolean masks, ``None`` where nothing is pruned yet.
     """
     masks = [t.alive for t in targets]
-    if isinstance(scorer.criterion, Magnitude):
+    if isinstance(scorer.criterion, Magnitude) or _asks_for_nothing(targets, demand):
         return pruner.masks(targets, demand)
     for sparsity in _between(targets, demand, scorer.criterion.steps):
         scores = scorer.scores(model, targets, masks)
         masks = pruner.masks(targets, Demand(demand.time, sparsity=sparsity), scores, masks)
     return pruner.masks(targets, demand, scorer.scores(model, targets, masks), masks)
+
+
+def _asks_for_nothing(targets: Sequence[Target], demand: Demand) -> bool:
+    """Whether there are as many zeros as a target asks for, so that nothing has to be scored."""
+    total = sum(t.parameter.numel() for t in targets)
+    return demand.sparsity is not None and round(demand.sparsity * total) <= sum(t.zeros for t in targets)
 
 
 def _between(targets: Sequence[Target], demand: Demand, rounds: int) -> list[float]:
