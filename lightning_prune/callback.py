@@ -176,6 +176,7 @@ class PruningCallback(CallbackBase):
             groups=groups,
             example_inputs=example_inputs,
             allow_unfinished=allow_unfinished,
+            own_policy=type(self).due is not PruningCallback.due,
             **unknown,
         )
         self.restart_scores = restart_scores

@@ -92,6 +92,7 @@ class Settings:
         groups: Literal["dependency"] | None = None,
         example_inputs: Any = None,
         allow_unfinished: bool = False,
+        own_policy: bool = False,
         **unknown: Any,
     ) -> None:
         _refuse_unknown(unknown)
@@ -107,6 +108,7 @@ class Settings:
             takes_amount=self.recipe.takes_amount,
             keep_zeros=keep_zeros,
             scope=self.budget.scope,
+            own_policy=own_policy,
         )
         self.parameters = None if parameters is None else as_patterns(parameters)
         self.exclude = as_patterns(exclude)

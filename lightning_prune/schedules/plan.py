@@ -219,6 +219,7 @@ def make_plan(
     takes_amount: bool = True,
     keep_zeros: bool = False,
     scope: str = "local",
+    own_policy: bool = False,
 ) -> Plan:
     """The plan that some arguments of the callback describe.
 
@@ -230,6 +231,7 @@ def make_plan(
         takes_amount: Whether the method can be told how much to prune.
         keep_zeros: Whether the zeros at the start are kept, which is a plan of its own.
         scope: How events spread over the tensors.
+        own_policy: Whether somebody else decides what is due, so that a plan without arguments is asked at each epoch.
 
     Raises:
         ValueError: If both kinds are given, both units, or no or negative times, or what the method cannot do.
@@ -243,7 +245,7 @@ def make_plan(
             f"alone, not amount={amount!r} or schedule={schedule!r}"
         )
     instance_of("schedule", schedule, (Schedule,), "Cubic(final=0.9, end=20)")
-    if takes_amount and all(given is None for given in (amount, epochs, steps, schedule)):
+    if takes_amount and not own_policy and all(given is None for given in (amount, epochs, steps, schedule)):
         schedule = DEFAULT_SCHEDULE
     if schedule is not None:
         if amount is not None or epochs is not None or steps is not None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.utils.prune as torch_prune
 from torch import Tensor, nn
 
-from lightning_prune import Budget, Constant, Cubic, Linear, OneShot, PruningCallback
+from lightning_prune import Budget, Constant, Cubic, Demand, Linear, OneShot, PruningCallback
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, l1_unstructured
 from tests.models import DigitsNet, Net, Recorder, is_plain, net, trainer, zeros
 
@@ -68,6 +68,18 @@ def test_a_first_try_without_arguments_prunes_half_gradually(tmp_path: Path, epo
     first, last = callback.seen[0], callback.seen[-1]
     assert first[2:] == (round(0.1 * 4 * epochs), 0)
     assert last[2:] == (round(0.6 * 4 * epochs), 88)
+
+
+def test_a_policy_of_ones_own_without_arguments_is_asked_at_each_epoch(tmp_path: Path) -> None:
+    class Asked(PruningCallback):
+        def due(self, trainer: Any, time: int) -> list[Demand]:
+            asked.append(time)
+            return [Demand(time, amount=0.5)] if time == 1 else []
+
+    asked: list[int] = []
+    model = fit(tmp_path, Asked(verbose=False), epochs=3)
+    assert asked == [0, 1, 2]
+    assert zeros(model) == 88
 
 
 def test_l9_everything_goes_if_it_may(tmp_path: Path) -> None:
