@@ -1,6 +1,7 @@
 """What a reader of the README and of the guides has: their snippets, a model, data."""
 
 import ast
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,13 @@ ROOT = Path(__file__).parents[1]
 
 Names = dict[str, Any]
 Check = Callable[[Names, Callable[[], None]], None]
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps what is written."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def text(page: str) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import operator
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_prune.fit.rewind import Rewind
@@ -29,6 +26,7 @@ from lightning_prune.lottery.sources import (
     require_other_weights,
 )
 from lightning_prune.prune.amounts import canonical_amount
+from lightning_prune.prune.progress import Progress
 from lightning_prune.pruner.budgets import Budget, as_budget
 from lightning_prune.pruner.method import Method, make_recipe
 from lightning_prune.pruner.pruner import Pruner
@@ -78,7 +76,8 @@ class LotteryTicket:
             :class:`~lightning_prune.Budget`: half the rate for the output layer, say.
         parameters: What is pruned, as for :class:`~lightning_prune.PruningCallback`.
         exclude: What is not.
-        progress: Print a line for each network, beside what the Trainer shows.
+        progress: Say on a terminal which network is trained, of how many, and the time left: a line for each, on the
+            standard error output.
 
     Raises:
         ValueError: If an argument is out of range, or a control unknown.
@@ -158,12 +157,13 @@ class LotteryTicket:
             ValueError: If ``directory`` holds an experiment with other settings, the rewind point is never reached,
                 or the module cannot be tested, pruned or re-initialised so.
         """
-        self._started: list[float] = []
-        with isolate_rng():
+        places, rows = self._places(), list[LotteryRow]()
+        with isolate_rng(), Progress("lottery ticket", len(places), lines=True) as progress:
             self._check()
             claim(self.directory, self._words())
-            rows: list[LotteryRow] = []
-            for place in self._places():
+            for i, place in enumerate(places):
+                if self.progress and place.row() is None:
+                    progress.at(i, f"seed {place.seed}, level {place.level} of {self.rounds}, {place.arm.name}")
                 rows.append(self._row(place))
                 write_results(self.directory, LotteryResults(rows))
         return LotteryResults(rows)
@@ -176,7 +176,6 @@ class LotteryTicket:
         """The row of one network, trained now or before."""
         row = place.row()
         if row is None:
-            self._say(place)
             train(place, self.settings, self._made(place), make_trainer(self.trainer, place.level, place.folder))
             row = place.row()
         assert row is not None
@@ -203,20 +202,6 @@ class LotteryTicket:
             f"{masking.pruner.recipe}, {budget}, amount={masking.amount!r}, {self.rewind}, parameters: "
             f"{describe_patterns(masking.parameters)}, exclude: {describe_patterns(masking.exclude)}"
         )
-
-    @rank_zero_only
-    def _say(self, place: Place) -> None:
-        if self.progress:
-            places, now = self._places(), time.monotonic()
-            done = places.index(place)
-            self._started.append(now)
-            trained = len(self._started) - 1
-            left = (now - self._started[0]) / trained * (len(places) - done) if trained else None
-            print(
-                f"[{done + 1}/{len(places)}] seed {place.seed}, level {place.level} of {self.rounds}, {place.arm.name}"
-                + ("" if left is None else f", about {timedelta(seconds=round(left))} left"),
-                flush=True,
-            )
 
 
 def _whole_numbers(seeds: Iterable[int]) -> list[int]:

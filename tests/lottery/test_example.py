@@ -13,23 +13,27 @@ import matplotlib
 import pytest
 
 from tests.idx import write_idx_folder
+from tests.reader import Screen
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib.use("Agg")
     monkeypatch.syspath_prepend(str(EXAMPLES))
     options = ["--rounds", "1", "--steps", "100", "--rewind", "5", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["lottery_ticket.py", *options])
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
     runpy.run_path(str(EXAMPLES / "lottery_ticket.py"), run_name="__main__")
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.partition(", about ")[0] for line in printed[:3]] == [
-        "[1/3] seed 0, level 0 of 1, dense",
-        "[2/3] seed 0, level 1 of 1, ticket",
-        "[3/3] seed 0, level 1 of 1, reinit",
+    told = [line.partition(", about ") for line in screen.getvalue().splitlines() if "lottery ticket" in line]
+    assert [line for line, *_ in told] == [
+        "lottery ticket: 1 of 3, seed 0, level 0 of 1, dense",
+        "lottery ticket: 2 of 3, seed 0, level 1 of 1, ticket",
+        "lottery ticket: 3 of 3, seed 0, level 1 of 1, reinit",
     ]
+    assert [left.endswith(" left") for *_, left in told] == [False, True, True]
     left = (64 * 300 + 300 * 100) * 0.8 + 1000 * 0.9  # the output layer at half the rate
     rows = [line.split(",") for line in (tmp_path / "results.csv").read_text().splitlines()[1:]]
     assert [float(row[4]) for row in rows] == [50_200, left, left]

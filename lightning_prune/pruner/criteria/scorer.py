@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_prune.distributed import mean_over_ranks
 from lightning_prune.prune.checks import require_shape
+from lightning_prune.prune.progress import Progress
 from lightning_prune.prune.sharded.agreement import together
 from lightning_prune.prune.sharded.tensors import cut, local, split_like, whole
 from lightning_prune.pruner.criteria.activation import Activation, spread, watch
@@ -178,9 +179,12 @@ def masks_in_rounds(
     masks = [t.alive for t in targets]
     if isinstance(scorer.criterion, Magnitude) or _asks_for_nothing(targets, demand):
         return pruner.masks(targets, demand)
-    for sparsity in _between(targets, demand, scorer.criterion.steps):
-        scores = scorer.scores(model, targets, masks)
-        masks = pruner.masks(targets, Demand(demand.time, sparsity=sparsity), scores, masks)
+    between = _between(targets, demand, scorer.criterion.steps)
+    with Progress(f"rounds of {type(scorer.criterion).__name__}", len(between) + 1) as progress:
+        for i, sparsity in enumerate(between):
+            progress.at(i)
+            scores = scorer.scores(model, targets, masks)
+            masks = pruner.masks(targets, Demand(demand.time, sparsity=sparsity), scores, masks)
     return pruner.masks(targets, demand, scorer.scores(model, targets, masks), masks)
 
 
