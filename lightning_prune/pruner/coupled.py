@@ -58,10 +58,11 @@ class CoupledPruner(Pruner):
     def slack(self, targets: Sequence[Target]) -> int:
         """How many weights rounding to whole channels can miss a target by: those of the largest channel."""
         shapes = _shapes(self.counted(targets))
-        none = [0] * len(self.groups.groups)
-        orders = [list(range(g.channels)) for g in self.groups.groups]
-        ones = [[int(i == j) for j in range(len(none))] for i in range(len(none))]
-        return max((zeros_after(self.groups.groups, one, orders, shapes) for one in ones), default=0)
+        sizes = []
+        for group in self.groups.groups:
+            own = {s.name: shapes[s.name] for s in group.masked if s.name in shapes}
+            sizes += [zeros_after([group], [[channel]], own) for channel in range(group.channels)]
+        return max(sizes, default=0)
 
     def among(self, targets: Sequence[Target]) -> CoupledPruner:
         """Itself: groups are whole from the start."""
@@ -274,6 +275,7 @@ class _State:
         self.total = sum(t.parameter.numel() for t in targets if t.parameter.dim() > 1)
         self.dead = [dead_channels(group, self._masks) for group in groups]
         self.zeros_now = 0 if fresh else sum(t.zeros for t in targets if t.parameter.dim() > 1)
+        self._orders = [_dead_first(flags) for flags in self.dead]
         # zeros that are no whole channels, such as those that were there before the fit
         self._others = False
         self._others = self.zeros_now != self.zeros([sum(flags) for flags in self.dead])
@@ -298,20 +300,23 @@ class _State:
             counts: Dead channels of each group.
             known: Which ones died besides those that are dead now, where that is known.
         """
-        order = []
-        for i, group in enumerate(self.groups):
-            first = [c for c in range(group.channels) if self.dead[i][c]]
-            first += [c for c in (known or {}).get(i, []) if c is not None]
-            seen = set(first)
-            order.append([*first, *(c for c in range(group.channels) if c not in seen)])
+        dead = [self._dying(i, count, (known or {}).get(i, ())) for i, count in enumerate(counts)]
         if not self._others:
-            return zeros_after(self.groups, counts, order, self._shapes)
-        flags = [
-            [c in set(o[:n]) for c in range(g.channels)] for g, n, o in zip(self.groups, counts, order, strict=True)
-        ]
+            return zeros_after(self.groups, dead, self._shapes)
+        flags = [_flags(channels, group) for channels, group in zip(dead, self.groups, strict=True)]
         masks = masks_without(self.groups, flags, self._masks, self._tensors)
         kept = [masks[name] for name in self._shapes]
         return sum(mask.numel() - int(mask.count_nonzero()) for mask in kept if mask is not None)
+
+    def _dying(self, place: int, count: int, known: Sequence[int | None]) -> Sequence[int]:
+        """So many channels of a group, those first that are dead now, then those that are known to die."""
+        order = self._orders[place]
+        named = [channel for channel in known if channel is not None]
+        if not named:
+            return order[:count]
+        first = [*order[: sum(self.dead[place])], *named]
+        seen = set(first)
+        return [*first, *(channel for channel in order if channel not in seen)][:count]
 
     def masks_after(self, dead: Sequence[Sequence[bool]]) -> list[Tensor | None]:
         """The masks of all targets with these channels dead."""
@@ -348,6 +353,17 @@ def restricted(groups: Groups, selected: Sequence[Target], everything: Sequence[
         raise ValueError(f"groups='dependency' finds no channels to prune: {reasons}")
     names = {s.name for group in fitting for s in group.masked}
     return replace(groups, groups=tuple(fitting), left_out=tuple(left)), [t for t in everything if t.name in names]
+
+
+def _dead_first(flags: Sequence[bool]) -> list[int]:
+    """All channels, those that are dead first."""
+    return sorted(range(len(flags)), key=lambda channel: not flags[channel])
+
+
+def _flags(channels: Sequence[int], group: ChannelGroup) -> list[bool]:
+    """One bool for each channel of a group."""
+    chosen = set(channels)
+    return [channel in chosen for channel in range(group.channels)]
 
 
 def _by_group(order: Iterable[tuple[int, int | None]]) -> dict[int, list[int | None]]:

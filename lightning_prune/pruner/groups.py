@@ -7,13 +7,17 @@ between, as long as that treats channels apart.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from lightning_prune.prune.kernels import norms
 
 Role = Literal["write", "norm", "read", "state", "size"]
 _SCORED: tuple[Role, ...] = ("write", "norm", "read")
@@ -58,6 +62,21 @@ class Slice:
         [2, 3]
         """
         return [i for i, channel in zip(self.index, self.channel, strict=True) if dead[channel]]
+
+    def number(self, channels: Sequence[int]) -> int:
+        """How many positions belong to some channels.
+
+        >>> Slice("fc.weight", 1, (0, 1, 2, 3), (0, 0, 1, 1), "read").number([1])
+        2
+        """
+        alike, sizes = self._sizes
+        return alike * len(channels) if alike else sum(sizes[channel] for channel in channels)
+
+    @functools.cached_property
+    def _sizes(self) -> tuple[int, Counter[int]]:
+        """How many positions each channel has: one number if all have as many, else 0, and one for each."""
+        sizes = Counter(self.channel)
+        return (max(sizes.values()) if len(set(sizes.values())) == 1 else 0), sizes
 
 
 @dataclass(frozen=True)
@@ -164,8 +183,7 @@ def channel_norms(group: ChannelGroup, tensors: Mapping[str, Tensor], n: float =
     sums = torch.zeros(group.channels, dtype=torch.promote_types(first.abs().dtype, torch.float32), device=first.device)
     for part in group.masked:
         tensor = tensors[part.name].detach()
-        others = [d for d in range(tensor.dim()) if d != part.dim]
-        lengths = torch.linalg.vector_norm(tensor, n, dim=others, dtype=sums.dtype) if others else tensor.abs()
+        lengths = norms.channel_norms(tensor, n, part.dim) if tensor.dim() > 1 else tensor.abs()
         index = torch.tensor(part.index, device=first.device), torch.tensor(part.channel, device=first.device)
         sums.index_add_(0, index[1], lengths.to(sums)[index[0]] ** n)
     return sums ** (1 / n)
@@ -264,33 +282,22 @@ def masks_without(
 
 
 def zeros_after(
-    groups: Sequence[ChannelGroup],
-    counts: Sequence[int],
-    order: Sequence[Sequence[int]],
-    shapes: Mapping[str, Sequence[int]],
+    groups: Sequence[ChannelGroup], dead: Sequence[Sequence[int]], shapes: Mapping[str, Sequence[int]]
 ) -> int:
-    """Masked weights of matrices and kernels if so many channels of each group are dead.
+    """Masked weights of matrices and kernels with some dead channels in each group.
 
     An entry whose row and whose column are dead counts once, so the number is exact, not a sum over groups.
 
     Args:
         groups: The groups.
-        counts: Dead channels of each.
-        order: The channels of each group in the order in which they die.
+        dead: The dead channels of each.
         shapes: Shapes of the parameters that are counted, by full name; others are not counted.
     """
-    gone: dict[tuple[str, int], int] = {}
-    for group, count, channels in zip(groups, counts, order, strict=True):
-        dead = [False] * group.channels
-        for channel in channels[:count]:
-            dead[channel] = True
-        for part in group.masked:
-            if part.name in shapes:
-                key = (part.name, part.dim)
-                gone[key] = gone.get(key, 0) + len(part.positions(dead))
     kept = {name: list(shape) for name, shape in shapes.items()}
-    for (name, dim), number in gone.items():
-        kept[name][dim] -= number
+    for group, channels in zip(groups, dead, strict=True):
+        for part in group.masked if channels else ():
+            if part.name in kept:
+                kept[part.name][part.dim] -= part.number(channels)
     return sum(math.prod(shapes[name]) - math.prod(left) for name, left in kept.items())
 
 

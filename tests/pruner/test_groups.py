@@ -297,9 +297,10 @@ def test_entries_in_a_dead_row_and_a_dead_column_count_once():
     )
     two = ChannelGroup("b", 4, (Slice("w", 1, (0, 1, 2, 3), (0, 1, 2, 3), "read"),))
     shapes = {"w": (3, 4)}
-    order = [[2, 1, 0], [0, 1, 2, 3]]
-    assert zeros_after([one, two], [1, 2], order, shapes) == 12 - 2 * 2
-    assert zeros_after([one, two], [0, 0], order, shapes) == 0
+    assert zeros_after([one, two], [[2], [0, 1]], shapes) == 12 - 2 * 2
+    assert zeros_after([one, two], [[], []], shapes) == 0
+    flattened = ChannelGroup("c", 2, (Slice("u", 1, (0, 1, 2), (0, 0, 1), "read"),))  # channels of unequal sizes
+    assert [zeros_after([flattened], [[channel]], {"u": (5, 3)}) for channel in (0, 1)] == [10, 5]
 
 
 @pytest.mark.parametrize(("target", "step"), [(0, 0), (4, 2), (6, 2), (7, 3), (100, 10), (1000, 10)])
