@@ -203,7 +203,7 @@ def join_zeros(split: Split, layout: Layout) -> Bytes:
     places: npt.NDArray[np.integer[Any]]
     if split.coding == "bits":
         # By numbers, not by a mask: masks are several times slower where about half of the entries are kept.
-        places = np.flatnonzero(np.unpackbits(split.places, count=layout.entries, bitorder="little"))
+        places = np.flatnonzero(np.unpackbits(split.places, count=layout.entries, bitorder="little").view(np.bool_))
     else:
         places = _from_gaps(split.places)
     left = len(places)
