@@ -92,7 +92,11 @@ def _torch_pruning() -> Any:
 
 
 def _probe(model: nn.Module) -> nn.Module:
-    """A copy in which no path is blind: what is constant (such as the zero scale of a last norm) becomes random."""
+    """A copy in which no path is blind or faint.
+
+    What is constant (such as the zero scale of a last norm) becomes random, and parameters that are so small that a
+    softmax hardly hears them (queries and keys of fresh transformers) are made as large as their inputs ask for.
+    """
     plain = remove_all(copy.deepcopy(model)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -112,6 +116,9 @@ def _enliven(tensor: Tensor, generator: torch.Generator) -> None:
     elif tensor.dim() > 0:
         size = tensor.abs().mean()
         tensor.copy_(torch.where(tensor == 0, drawn * (size if float(size) > 0 else 0.1), tensor))
+    if isinstance(tensor, nn.Parameter) and tensor.dim() > 0:
+        inputs = tensor[0].numel()
+        tensor.mul_(max(1.0, 1 / float(inputs**0.5 * tensor.square().mean().sqrt())))
 
 
 def _traced(library: Any, probe: nn.Module, inputs: Any) -> Groups:

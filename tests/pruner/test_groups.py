@@ -157,6 +157,29 @@ def test_attention_with_heads_is_left_alone():
     assert counts(Attention(), torch.randn(2, 5, 8)) == {}
 
 
+def test_attention_that_counts_its_heads_anew_is_left_alone_however_small_its_weights():
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+            self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            normed = self.norm(x)
+            q, k, v = (f(normed).view(*x.shape[:-1], -1, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+            mixed = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v  # with queries near zero hardly more than a mean
+            x = x + self.o(mixed.transpose(1, 2).flatten(2))
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(), nn.Linear(16, 3))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    x = torch.randn(2, 5, 16)
+    assert counts(model, x) == {"0.up": 32}
+    assert "outputs change" in reasons(model, x)["0.q"]
+
+
 def test_outputs_and_shared_layers_stay():
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, nn.ReLU(), nn.Linear(4, 3))
