@@ -40,6 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
+    torch.set_num_threads(1)  # faster for so small a network
     images = Batches(arguments.data, batch_size=60, unit_range=True)
     if arguments.collapse:
         show_collapse(images, arguments.seeds)
@@ -64,13 +65,13 @@ def pruning(way: str, zeros: float, steps: int, images: Batches, seed: int) -> l
         arguments["method"] = "random_unstructured"
         arguments["scope"] = "erk" if way == "ERK random" else "global"
     elif way == "SNIP":
-        arguments["criterion"] = "snip"  # on the batches of the first step, which are accumulated
+        arguments["criterion"] = SNIP(loss=loss_on(*few_of_each(images, 25, seed)))
     elif way == "GraSP":
         arguments["criterion"] = GraSP(loss=loss_on(*few_of_each(images, 10, seed)), temperature=200.0)
     elif way == "SynFlow":
         arguments["criterion"] = SynFlow(example_inputs=torch.zeros(1, pixels(images)))
     elif way == "gradual":
-        arguments["schedule"] = Cubic(zeros, begin=0, end=steps * 3 // 4, every=50, unit="step")
+        arguments["schedule"] = Cubic(final=zeros, begin=0, end=steps * 3 // 4, every=50, unit="step")
     arguments["scope"] = Budget(arguments["scope"], max_sparsity=1.0)
     return [PruningCallback(**arguments)]
 

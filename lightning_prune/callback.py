@@ -73,8 +73,9 @@ class PruningCallback(CallbackBase):
             backward and the step of the batch at which they are due.
         scope: ``"local"``: every tensor alike; ``"global"``: all tensors in one ranking; ``"erk"``: by their shapes;
             ``"row"``: every output of every tensor alike; or a :class:`~lightning_prune.Budget`, which says more.
-        n: Norm of ``"ln_structured"``: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``; with ``"n_m"`` how
-            many of each ``m`` (4, or another one in ``method_kwargs``) stay.
+        n: Norm of ``"ln_structured"``: a positive number, ``inf``, ``-inf``, ``"fro"`` or ``"nuc"``; of ``"ln_blocks"``
+            a number; with ``"n_m"`` how many of each ``m`` (4, or another one in ``method_kwargs``) stay. 2 by default;
+            methods that have no such argument refuse it.
         dim: Channels of structured methods: ``"out"`` or ``"in"`` (the right axis of Linear, Conv, ConvTranspose and
             Embedding layers), or a dimension; ``"out"`` by default. With ``"n_m"`` that along which groups lie,
             ``"in"`` by default.
@@ -135,7 +136,7 @@ class PruningCallback(CallbackBase):
         schedule: Schedule | None = None,
         criterion: CriterionLike = "magnitude",
         scope: Scope | Budget = "local",
-        n: int | float | str = 2,
+        n: int | float | str | None = None,
         dim: int | Literal["out", "in"] | None = None,
         method_kwargs: Mapping[str, Any] | None = None,
         parameters: Patterns = None,

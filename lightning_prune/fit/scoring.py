@@ -44,7 +44,7 @@ class Scoring:
             self._scorer.open(self._targets())
         else:
             self._scorer.close()
-        return self._open and self._scorer.criterion.watches in ("gradients", "dense gradients")
+        return self._open and self._scorer.criterion.needs in ("gradients", "dense gradients")
 
     def see(self, targets: Sequence[Target], training: Training) -> None:
         """Hands gradients on while the criterion watches.
@@ -53,7 +53,7 @@ class Scoring:
             targets: Tensors with gradients.
             training: The moment before the step.
         """
-        if self._open and self._scorer.criterion.watches in ("gradients", "dense gradients"):
+        if self._open and self._scorer.criterion.needs in ("gradients", "dense gradients"):
             self._scorer.observe(targets)
 
     def _always(self) -> bool:

@@ -58,7 +58,7 @@ class Session:
         self.settings = settings
         self.model = training.model
         self.watchers: list[Watcher] = []
-        self.waits = not settings.by_weights and settings.criterion.watches not in ("nothing", "model")
+        self.waits = not settings.by_weights and settings.criterion.needs not in ("nothing", "model")
         self.postponed: list[Demand] = []
         self.run = run
         if run.scorer is not None:
@@ -114,6 +114,8 @@ class Session:
             self.plan = self._bound(training.limits)
             if saved is not None:
                 require_same_plan(saved, self.settings)
+            if self.run.scorer is not None:
+                self.run.scorer.try_out(training.model, self.run.ranked)
         reshard(training.model)
         self._enforcement.start(training.optimizers)
         self.run.start(self.settings.keep_zeros, take=saved is None)

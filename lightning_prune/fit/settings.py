@@ -26,6 +26,7 @@ from lightning_prune.pruner.dependency import find_groups
 from lightning_prune.pruner.granularity import Weights
 from lightning_prune.pruner.method import Method, make_recipe
 from lightning_prune.pruner.pruner import Pruner
+from lightning_prune.pruner.refusals import default_schedule, refuse_unreachable, refuse_untaken
 from lightning_prune.schedules import Schedule
 from lightning_prune.schedules.plan import Plan, Times, make_plan
 from lightning_prune.schedules.regrow import Regrow
@@ -78,7 +79,7 @@ class Settings:
         schedule: Schedule | None = None,
         criterion: CriterionLike = "magnitude",
         scope: Scope | Budget = "local",
-        n: int | float | str = 2,
+        n: int | float | str | None = None,
         dim: int | Literal["out", "in"] | None = None,
         method_kwargs: Mapping[str, Any] | None = None,
         parameters: Patterns = None,
@@ -98,7 +99,10 @@ class Settings:
         _refuse_unknown(unknown)
         self.budget = as_budget(scope)
         self.criterion = as_criterion(criterion)
-        recipe = make_recipe(method, n, dim, method_kwargs)
+        recipe = make_recipe(method, 2 if n is None else n, dim, method_kwargs)
+        refuse_untaken(recipe, n=n, dim=dim)
+        asked = recipe.amount if amount is None else amount
+        refuse_unreachable(recipe, None if schedule is None else getattr(schedule, "final", None), asked)
         self.recipe = recipe if self.by_weights else recipe.ranking(self.criterion)
         self.plan = make_plan(
             self.recipe.amount_or(amount),
@@ -109,6 +113,7 @@ class Settings:
             keep_zeros=keep_zeros,
             scope=self.budget.scope,
             own_policy=own_policy,
+            default=default_schedule(recipe),
         )
         self.parameters = None if parameters is None else as_patterns(parameters)
         self.exclude = as_patterns(exclude)
@@ -127,7 +132,7 @@ class Settings:
         if self.groups is not None and not self.by_weights:
             raise ValueError(f'groups="dependency" ranks channels by their weights: leave criterion={criterion!r} out')
         self.allow_unfinished = one_of("allow_unfinished", allow_unfinished, (False, True))
-        if self.criterion.watches == "dense gradients" and self.enforce == "read":
+        if self.criterion.needs == "dense gradients" and self.enforce == "read":
             raise ValueError(f"{self.criterion} needs gradients of masked weights: leave enforce='read' out")
         if self.regrow is not None:
             self._check_regrow(

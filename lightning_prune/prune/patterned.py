@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_prune.prune.amounts import compute_nparams_to_prune, validate_pruning_amount
 from lightning_prune.prune.kernels.grouped import Grouping, grouped_keep_masks, room_of
+from lightning_prune.prune.kernels.norms import order_of
 from lightning_prune.prune.kernels.signed import signed_keep_masks
 from lightning_prune.prune.methods import RankedUnstructured
 from lightning_prune.prune.sharded.masks import on_whole_tensors
@@ -37,7 +38,7 @@ class NMStructured(RankedUnstructured):
         self, n: int = 2, m: int = 4, dim: int = 1, amount: int | float | None = None, signed: bool = False
     ) -> None:
         super().__init__(0 if amount is None else amount)
-        if not (isinstance(n, int) and isinstance(m, int) and 0 < n < m):
+        if any(isinstance(x, bool) or not isinstance(x, int) for x in (n, m)) or not 0 < n < m:
             raise ValueError(f"n of m entries are kept with 0 < n < m, got n={n!r}, m={m!r}")
         self.n, self.m, self.dim = n, m, dim
         if amount is None:
@@ -123,6 +124,8 @@ class LnBlocks(RankedUnstructured):
 
     def __init__(self, amount: int | float, block: Sequence[int] = (4, 1), n: int | float | str = 2) -> None:
         super().__init__(amount)
+        if n == "nuc" or (n != "sum" and not order_of(n)):
+            raise ValueError(f"n={n!r} is no norm of a block: give a positive number, inf, -inf, 'fro' or 'sum'")
         self.block, self.n = _checked_block(block), n
 
     def keep(

@@ -131,6 +131,11 @@ class NM(Grouped):
                 f"'{target.name}' cannot be pruned to {self.n}:{self.m}: {error}; exclude it, or give another dim"
             ) from error
 
+    @property
+    def most(self) -> float:
+        """The highest share of zeros."""
+        return 1 - self.n / self.m
+
     def limit(self, target: Target) -> int:
         """All but ``n`` of each ``m``."""
         return target.parameter.numel() // self.m * (self.m - self.n)

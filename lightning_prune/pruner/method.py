@@ -13,6 +13,7 @@ import torch.nn.utils.prune as torch_prune
 
 from lightning_prune.prune.amounts import canonical_amount
 from lightning_prune.prune.arguments import one_of
+from lightning_prune.prune.kernels.norms import order_of
 from lightning_prune.prune.masks import AnyMethod
 from lightning_prune.prune.methods import L1Unstructured, LnStructured, RandomStructured, RandomUnstructured
 from lightning_prune.prune.patterned import LnBlocks, NMStructured
@@ -86,6 +87,10 @@ class Recipe:
     def takes_amount(self) -> bool:
         """Whether the method can be told how much to prune."""
         return "amount" in _parameters(self.cls)
+
+    def takes(self, name: str) -> bool:
+        """Whether the method has an argument of this name."""
+        return name in _parameters(self.cls)
 
     def amount_or(self, amount: int | float | None) -> int | float | None:
         """The amount that came with the method, or another one.
@@ -196,6 +201,8 @@ def make_recipe(
     recipe = Recipe(cls, given, dim, None if amount is None else canonical_amount(amount))
     if issubclass(cls, NMStructured | LnBlocks):
         _ = recipe.granularity  # refuses numbers that are none
+    if issubclass(cls, LnStructured) and given["n"] != "sum":
+        order_of(given["n"])
     return recipe
 
 

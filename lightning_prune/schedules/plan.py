@@ -220,6 +220,7 @@ def make_plan(
     keep_zeros: bool = False,
     scope: str = "local",
     own_policy: bool = False,
+    default: Schedule = DEFAULT_SCHEDULE,
 ) -> Plan:
     """The plan that some arguments of the callback describe.
 
@@ -232,6 +233,7 @@ def make_plan(
         keep_zeros: Whether the zeros at the start are kept, which is a plan of its own.
         scope: How events spread over the tensors.
         own_policy: Whether somebody else decides what is due, so that a plan without arguments is asked at each epoch.
+        default: The schedule of a plan without arguments.
 
     Raises:
         ValueError: If both kinds are given, both units, or no or negative times, or what the method cannot do.
@@ -246,7 +248,7 @@ def make_plan(
         )
     instance_of("schedule", schedule, (Schedule,), "Cubic(final=0.9, end=20)")
     if takes_amount and not own_policy and all(given is None for given in (amount, epochs, steps, schedule)):
-        schedule = DEFAULT_SCHEDULE
+        schedule = default
     if schedule is not None:
         if amount is not None or epochs is not None or steps is not None:
             raise ValueError(

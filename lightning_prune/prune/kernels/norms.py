@@ -50,7 +50,7 @@ def channel_norms(t: Tensor, n: int | float | str, dim: int, alive: Tensor | Non
         >>> channel_norms(weight, float("inf"), dim=1)
         tensor([3., 4.])
     """
-    power = _power(n)
+    power = order_of(n)
     dim = _checked_dim(t, dim)
     t = t.detach()
     dtype = torch.float64 if t.dtype in (torch.float64, torch.complex128) else torch.float32
@@ -63,7 +63,12 @@ def channel_norms(t: Tensor, n: int | float | str, dim: int, alive: Tensor | Non
     return _vector_norms(around(t, dim, order), mask, power, dtype)
 
 
-def _power(n: object) -> float:
+def order_of(n: object) -> float:
+    """The order of a norm as a number: 2 for ``"fro"`` and ``"nuc"``.
+
+    Raises:
+        ValueError: If it is none.
+    """
     if n in ("fro", "nuc"):
         return 2.0
     if isinstance(n, numbers.Real) and not isinstance(n, bool) and (float(n) > 0 or float(n) == -math.inf):

@@ -32,6 +32,11 @@ class Criterion:
     forgets: ClassVar[bool] = True
 
     @property
+    def needs(self) -> Watches:
+        """What this value watches, if its arguments change what its class does."""
+        return self.watches
+
+    @property
     def window(self) -> int:
         """Batches that are watched for an event, the last one at the event itself."""
         return 1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_prune.distributed import mean_over_ranks, together
 from lightning_prune.prune.arguments import one_of
 from lightning_prune.pruner.criteria.base import Criterion, GradientCriterion, Watches
+from lightning_prune.pruner.criteria.guard import no_trace
+from lightning_prune.pruner.criteria.losses import Loss, gradients_of, refuse_sharded, wanting_gradients
+from lightning_prune.targets.select import Target
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,14 @@ class SNIP(GradientCriterion):
     """``|w g|`` of the loss over some batches, for one event before training (Lee et al. 2019).
 
     The paper divides by the sum of all scores, which changes no ranking. Of channels the scores are added up.
-    Costs one tensor of the weight's size while batches are watched, and one pass over it for each of them.
+    Costs one tensor of the weight's size while batches are watched, and one pass over it for each of them; with
+    ``loss`` one forward and backward at the event.
 
     Args:
-        batches: Batches that are watched for an event.
+        batches: Batches of training that are watched for an event.
+        loss: Instead of gradients of training those of this function: called with the model, it gives the scalar loss
+            on data of your choice, such as 25 samples of each class. It is differentiated at the event, and leaves no
+            trace in the model; over ranks the gradients are averaged.
 
     Example:
         >>> import torch
@@ -62,9 +71,58 @@ class SNIP(GradientCriterion):
         tensor([1., 3.])
     """
 
+    loss: Loss | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss is not None and not callable(self.loss):
+            raise TypeError(f"SNIP: loss should be a function of the model that gives a scalar, got {self.loss!r}")
+        if self.loss is not None and self.batches != 1:
+            raise ValueError(
+                f"SNIP: batches={self.batches} counts batches of training, which loss= replaces: leave one out"
+            )
+
+    def __repr__(self) -> str:
+        """The class and its arguments: the same in every process."""
+        if self.loss is None:
+            return f"SNIP(batches={self.batches})"
+        return f"SNIP(loss={getattr(self.loss, '__qualname__', type(self.loss).__qualname__)})"
+
+    @property
+    def needs(self) -> Watches:
+        """Gradients of training, or the model."""
+        return self.watches if self.loss is None else "model"
+
+    def check(self, targets: Sequence[Target]) -> None:
+        """Raises ValueError if a tensor is sharded and the loss is that of a function."""
+        if self.loss is not None:
+            refuse_sharded("SNIP(loss=...)", targets)
+
     def score(self, weight: Tensor, seen: Tensor) -> Tensor:
         """The magnitude of weight times gradient."""
         return (weight * seen).abs_()
+
+    def run(self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None]) -> list[Tensor]:
+        """Scores of all targets from one run of the model, which leaves no trace.
+
+        Args:
+            model: The model.
+            targets: The tensors.
+            alive: Masks of what is left; masked entries are zero in the parameters.
+
+        Returns:
+            One tensor of scores for each target.
+
+        Raises:
+            ValueError: If a target does not take part in the loss, or that is no scalar.
+        """
+        assert self.loss is not None
+        parameters = [t.parameter for t in targets]
+        with no_trace(model), wanting_gradients(parameters):
+            with together():
+                gradients = gradients_of(self.loss(model), targets, "SNIP")
+            gradients = mean_over_ranks(gradients)
+        return [self.score(p.detach(), g) for p, g in zip(parameters, gradients, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.criteria.base import Criterion, Watches
 from lightning_prune.pruner.criteria.guard import no_trace
+from lightning_prune.pruner.criteria.losses import Loss, gradients_of, refuse_sharded, wanting_gradients
 from lightning_prune.targets.select import Target
 
 
@@ -37,7 +37,7 @@ class GraSP(Criterion):
         tensor([[2.5000, 2.5000]])
     """
 
-    loss: Callable[[Any], Tensor] | None = None
+    loss: Loss | None = None
     temperature: float = 200.0
 
     watches: ClassVar[Watches] = "model"
@@ -55,6 +55,10 @@ class GraSP(Criterion):
         loss = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)
         return f"GraSP(loss={loss}, temperature={self.temperature})"
 
+    def check(self, targets: Sequence[Target]) -> None:
+        """Raises ValueError if a tensor is sharded."""
+        refuse_sharded("GraSP", targets)
+
     def run(self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None]) -> list[Tensor]:
         """Scores of all targets from runs of the model, which leave no trace.
 
@@ -67,43 +71,20 @@ class GraSP(Criterion):
             One tensor of scores for each target.
 
         Raises:
-            ValueError: If a target does not take part in the loss, or is sharded.
+            ValueError: If a target does not take part in the loss, or that is no scalar.
         """
         parameters = [t.parameter for t in targets]
-        if any(map(is_sharded, parameters)):
-            raise ValueError("GraSP does not work with sharded parameters: use 'ddp'")
         assert self.loss is not None
-        with no_trace(model), _wanting_gradients(parameters), _divided(model, self.temperature):
-            loss = self.loss(model)
-            gradients = _gradients(loss, parameters, create_graph=True)
-            _require_all(gradients, targets)
-            found = [g for g in gradients if g is not None]
-            flow = torch.stack([(g.detach() * g).sum() for g in found]).sum()
+        with no_trace(model), wanting_gradients(parameters), _divided(model, self.temperature):
+            gradients = gradients_of(self.loss(model), targets, "GraSP", create_graph=True)
+            flow = torch.stack([(g.detach() * g).sum() for g in gradients]).sum()
             curved = _gradients(flow, parameters) if flow.requires_grad else [None] * len(parameters)
         products = [torch.zeros_like(p) if h is None else h for p, h in zip(parameters, curved, strict=True)]
         return [(p.detach() * h).detach() for p, h in zip(parameters, products, strict=True)]
 
 
-def _gradients(value: Tensor, parameters: Sequence[Tensor], create_graph: bool = False) -> list[Tensor | None]:
-    return [*torch.autograd.grad(value, list(parameters), create_graph=create_graph, allow_unused=True)]
-
-
-def _require_all(gradients: Sequence[Tensor | None], targets: Sequence[Target]) -> None:
-    unused = [t.name for g, t in zip(gradients, targets, strict=True) if g is None]
-    if unused:
-        raise ValueError(f"GraSP: {', '.join(unused)} takes no part in the loss; exclude it")
-
-
-@contextmanager
-def _wanting_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    before = [p.requires_grad for p in parameters]
-    for p in parameters:
-        p.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for p, wanted in zip(parameters, before, strict=True):
-            p.requires_grad_(wanted)
+def _gradients(value: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    return [*torch.autograd.grad(value, list(parameters), allow_unused=True)]
 
 
 @contextmanager

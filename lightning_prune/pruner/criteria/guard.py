@@ -42,7 +42,7 @@ def no_trace(model: nn.Module, training: bool | None = None) -> Iterator[None]:
     metrics = [(module, _plain_state(module)) for module in model.modules() if _is_metric(module)]
     kinds = sorted({p.device.type for p in model.parameters()} | {"cpu"})
     try:
-        with _own_randomness(), _mute(model), _without_autocast(kinds), torch.enable_grad():
+        with own_randomness(), _mute(model), _without_autocast(kinds), torch.enable_grad():
             for parameter, _ in gradients:
                 parameter.grad = None
             if training is not None:
@@ -78,7 +78,8 @@ def _plain_state(module: nn.Module) -> dict[str, Any]:
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
+def own_randomness() -> Iterator[None]:
+    """Gives the random states of torch, NumPy and Python back after a block."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from lightning_prune.prune.sharded.agreement import together
 from lightning_prune.prune.sharded.tensors import cut, local, split_like, whole
 from lightning_prune.pruner.criteria.activation import Activation, spread, watch
 from lightning_prune.pruner.criteria.base import Criterion, Function, Magnitude
+from lightning_prune.pruner.criteria.guard import own_randomness
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target
@@ -61,7 +62,7 @@ class Scorer:
 
     def open(self, targets: Sequence[Target]) -> None:
         """Begins to watch inputs of layers, for criteria that do."""
-        if self.criterion.watches == "inputs" and not self._handles:
+        if self.criterion.needs == "inputs" and not self._handles:
             self._handles = watch(targets, self._add)
 
     def close(self) -> None:
@@ -74,6 +75,36 @@ class Scorer:
         """Drops what was seen, unless the criterion adds up from the start."""
         if self.criterion.forgets:
             self._sums, self._counts = {}, {}
+
+    def try_out(self, model: nn.Module, targets: Sequence[Target]) -> None:
+        """Scores once, as far as that is possible before training: refuses what an event would have to refuse.
+
+        Nothing is kept, and the model and random states are left as they are. A function that cannot score yet, because
+        it reads what training makes, is asked again at its event.
+
+        Args:
+            model: The model.
+            targets: The tensors.
+
+        Raises:
+            ValueError: If scores do not fit the tensors, or the criterion cannot run the model.
+            TypeError: If they are no tensors.
+        """
+        criterion = self.criterion
+        likes = [t.parameter.detach() for t in targets]
+        if isinstance(criterion, Function):
+            try:
+                with own_randomness():
+                    answer = criterion.function(targets)
+            except Exception:
+                return
+            found = _one_each(criterion, answer, targets)
+        elif criterion.needs == "model":
+            found = criterion.run(model, targets, [t.alive for t in targets])
+        else:
+            found, likes = [_blank_score(criterion, t) for t in targets], [local(weight) for weight in likes]
+        for target, scores, like in zip(targets, found, likes, strict=True):
+            require_shape(scores, like, f"scores of {criterion}", f"'{target.name}'")
 
     def scores(
         self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None] | None = None
@@ -101,17 +132,20 @@ class Scorer:
         if isinstance(criterion, Magnitude):
             return [t.parameter.detach() for t in targets]
         if isinstance(criterion, Function):
-            return [_like(t, scores) for t, scores in zip(targets, criterion.function(targets), strict=True)]
-        if criterion.watches == "model":
-            return mean_over_ranks(criterion.run(model, targets, alive))
+            answers = _one_each(criterion, criterion.function(targets), targets)
+            return [_like(t, scores) for t, scores in zip(targets, answers, strict=True)]
+        if criterion.needs == "model":
+            with together():
+                found = criterion.run(model, targets, alive)
+            return mean_over_ranks(found)
         return [self._score(t) for t in targets]
 
     def _score(self, target: Target) -> Tensor:
         parameter = target.parameter.detach()
-        if self.criterion.watches == "nothing":
+        if self.criterion.needs == "nothing":
             return split_like(self.criterion.score(local(parameter), torch.zeros_like(local(parameter))), parameter)
         if target.name not in self._sums:
-            what = "inputs" if self.criterion.watches == "inputs" else "gradient"
+            what = "inputs" if self.criterion.needs == "inputs" else "gradient"
             raise ValueError(f"'{target.name}': {self.criterion} has seen no {what} of it; exclude it, or train it")
         total = self._sums[target.name]
         if isinstance(self.criterion, Activation):
@@ -142,7 +176,7 @@ class Scorer:
 
     @property
     def _entrywise(self) -> bool:
-        return self.criterion.watches != "inputs"
+        return self.criterion.needs != "inputs"
 
     def load_state_dict(self, state: Mapping[str, Any], targets: Sequence[Target]) -> None:
         """Puts what was seen back.
@@ -204,6 +238,24 @@ def _between(targets: Sequence[Target], demand: Demand, rounds: int) -> list[flo
     if left >= start:
         return []
     return [1 - start * (left / start) ** (k / rounds) for k in range(1, rounds)]
+
+
+def _one_each(criterion: Function, found: Any, targets: Sequence[Target]) -> list[Any]:
+    """What a user's function returned, refused unless it is one of something for each target."""
+    if isinstance(found, Tensor) or not isinstance(found, Iterable):
+        got = "one tensor" if isinstance(found, Tensor) else repr(found)
+        raise TypeError(f"{criterion} should return a list with scores of each of {len(targets)} targets, got {got}")
+    scores = list(found)
+    if len(scores) != len(targets):
+        raise ValueError(f"{criterion} returned scores of {len(scores)} tensors for {len(targets)} targets")
+    return scores
+
+
+def _blank_score(criterion: Criterion, target: Target) -> Tensor:
+    """The score of a tensor, or of this rank's part of it, for which nothing but zeros was seen."""
+    weight = local(target.parameter.detach())
+    zeros = torch.zeros_like(weight)
+    return criterion.score(weight, zeros if criterion.needs == "inputs" else criterion.term(weight, zeros))
 
 
 def _like(target: Target, scores: Any) -> Tensor:

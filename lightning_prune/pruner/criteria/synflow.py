@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.criteria.base import Criterion, Watches, require_count
 from lightning_prune.pruner.criteria.guard import no_trace
+from lightning_prune.pruner.criteria.losses import refuse_sharded
 from lightning_prune.targets.select import Target
 
 
@@ -58,6 +58,10 @@ class SynFlow(Criterion):
         """The class and its arguments: the same in every process."""
         return f"SynFlow(rounds={self.rounds})"
 
+    def check(self, targets: Sequence[Target]) -> None:
+        """Raises ValueError if a tensor is sharded."""
+        refuse_sharded("SynFlow", targets)
+
     def run(self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None]) -> list[Tensor]:
         """Scores of all targets from one run of the model, which leaves no trace.
 
@@ -70,10 +74,8 @@ class SynFlow(Criterion):
             One tensor of scores for each target, in double precision.
 
         Raises:
-            ValueError: If there are no example inputs, a target takes no part in the output, or is sharded.
+            ValueError: If there are no example inputs, or a target takes no part in the output.
         """
-        if any(is_sharded(t.parameter) for t in targets):
-            raise ValueError("SynFlow does not work with sharded parameters: use 'ddp'")
         inputs = self._inputs(model)
         with no_trace(model, training=False):
             weights = [_positive(t.parameter, mask) for t, mask in zip(targets, alive, strict=True)]

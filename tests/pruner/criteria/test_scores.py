@@ -49,6 +49,11 @@ def loss(net: nn.Module, batch: tuple[Tensor, Tensor], temperature: float = 1.0)
     return nn.functional.cross_entropy(net(batch[0]) / temperature, batch[1])
 
 
+def of_all(net: nn.Module) -> Tensor:
+    """The loss over all batches."""
+    return torch.stack([loss(net, batch) for batch in batches(next(net.parameters()).dtype)]).mean()
+
+
 def by_hand(net: nn.Sequential, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
     """Gradients of the weights by the chain rule, in double precision."""
     x, y = batch[0].double(), batch[1]
@@ -91,6 +96,7 @@ FORMULAS: dict[str, tuple[Criterion, Any]] = {
     "taylor": (Taylor(batches=3), lambda w, g: abs(w * sum(g) / 3)),
     "taylor of each": (Taylor(batches=3, order="each"), lambda w, g: sum(abs(w * x) for x in g) / 3),
     "snip": (SNIP(batches=3), lambda w, g: abs(w * sum(g) / 3)),
+    "snip of a loss": (SNIP(loss=of_all), lambda w, g: abs(w * sum(g) / 3)),
     "fisher": (Fisher(batches=3), lambda w, g: w * w * sum(x * x for x in g) / 3 / 2),
     "movement": (Movement(), lambda w, g: -sum(w * x for x in g)),
 }
@@ -247,6 +253,8 @@ def random_recipe() -> Any:
         (lambda: Taylor(batches=0), ValueError, "Taylor: batches should be a whole number from 1 on, got 0"),
         (lambda: SynFlow(rounds=1.5), ValueError, "rounds should be a whole number"),
         (lambda: GraSP(), ValueError, "GraSP needs loss="),
+        (lambda: SNIP(loss=3), TypeError, "SNIP: loss should be a function of the model"),
+        (lambda: SNIP(batches=2, loss=of_all), ValueError, "SNIP: batches=2 counts batches of training"),
         (lambda: Taylor(order="sum"), ValueError, "order"),
         (
             lambda: make_recipe("random_unstructured", 2, None, None).ranking(SNIP()),
@@ -290,6 +298,7 @@ def test_runs_leave_no_trace() -> None:
     targets = select(net)
     for criterion in (
         GraSP(loss=lambda model: model(torch.randn(5, 4)).square().mean()),
+        SNIP(loss=lambda model: model(torch.randn(5, 4)).square().mean()),
         SynFlow(rounds=3, example_inputs=torch.zeros(1, 4)),
     ):
         with torch.autocast("cpu", dtype=torch.bfloat16):
