@@ -34,16 +34,30 @@ class _Rows(nn.Module):
         self.register_buffer("columns", compressed.col_indices().to(index))
         self.register_buffer("values", compressed.values().clone())  # not a view of a CSR tensor
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self._made: tuple[Any, Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the tensor that copies and pickles cannot hold."""
+        return {**self.__dict__, "_made": None}
 
     def matrix(self) -> Tensor:
-        """The matrix in torch's CSR layout; nothing is copied."""
-        return torch.sparse_csr_tensor(self.rows, self.columns, self.values, self.shape, check_invariants=False)
+        """The matrix in torch's CSR layout, in the memory of the three tensors; made again where those are others."""
+        held = (self.rows, self.columns, self.values)
+        places = (*(tensor.data_ptr() for tensor in held), self.values.dtype)
+        if self._made is None or self._made[0] != places:
+            with torch.inference_mode(False), torch.no_grad():
+                made = torch.sparse_csr_tensor(*held, self.shape, check_invariants=False)
+            self._made = (places, made)
+        return self._made[1]
 
     def times(self, columns: Tensor) -> Tensor:
         """The product with a dense matrix, and the bias added to its columns."""
         if torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(_NO_EXPORT)
-        product = self.matrix() @ columns
+        if columns.shape[1] == 1:  # torch has a faster way for a vector
+            product = (self.matrix() @ columns.squeeze(1)).unsqueeze(1)
+        else:
+            product = self.matrix() @ columns
         return product if self.bias is None else product.add_(self.bias.unsqueeze(1))
 
     def extra_repr(self) -> str:
@@ -136,20 +150,8 @@ class SparseConv1x1(_Rows):
         return cast(nn.Conv2d, _filled(conv, self.weight, self.bias))
 
 
-def sparse_layer(layer: nn.Module) -> nn.Module | None:
-    """A layer with its weights as CSR, or ``None`` if there is no such layer for it.
-
-    Args:
-        layer: Any module. A subclass that computes otherwise is none for which there is a sparse layer.
-    """
-    if isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward:
-        return SparseLinear(layer)
-    if isinstance(layer, nn.Conv2d) and type(layer).forward is nn.Conv2d.forward and _is_1x1(layer):
-        return SparseConv1x1(layer)
-    return None
-
-
-def _is_1x1(conv: nn.Conv2d) -> bool:
+def is_1x1(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is a product of its weights and each pixel, as :class:`SparseConv1x1` computes it."""
     return tuple(conv.kernel_size) == (1, 1) and conv.groups == 1 and conv.padding in (0, (0, 0), "valid")
 
 

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from lightning_prune.export.sparse_layers import sparse_layer
+from lightning_prune.export.sparse_choice import call_layers, replaced, sparse_layer, weights_of
+from lightning_prune.prune.progress import Progress
 from lightning_prune.prune.whole_model import remove_all
-from lightning_prune.pruner.calling import call, difference, example_inputs_of, outputs
+from lightning_prune.pruner.calling import call, difference, example_inputs_of, outputs, tensors_in
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,7 +29,7 @@ class SparseLayerTime:
 
     Attributes:
         name: Its name in the model.
-        shape: Shape of its weights.
+        shape: Shape of its weights; of an attention, of all its projections one below the other.
         sparsity: Share of zeros.
         dense: Median time of a call in seconds, with dense weights.
         sparse: The same with the weights as CSR.
@@ -96,10 +97,11 @@ class SparseLinearReport:
 def sparse_linear(model: M, example_inputs: Any = None, *, repeats: int = 15) -> tuple[M, SparseLinearReport]:
     """A copy in which layers that are faster as CSR hold only the weights left.
 
-    Each ``Linear`` and each 1 x 1 ``Conv2d`` with zeros is called both ways, in turns, on what it gets when the model
-    is called with the example inputs; the faster one is taken, the dense one within 5 %. What is faster depends on
-    shape, share of zeros, batch, number of threads and machine: measure where the copy will run, with inputs of the
-    size it will get. Should the whole copy not be faster, all layers stay dense.
+    Each ``Linear``, each 1 x 1 ``Conv2d`` and each ``MultiheadAttention`` with zeros is called both ways, in turns, on
+    what it gets when the model is called with the example inputs; the faster one is taken, the dense one within 5 %.
+    What is faster depends on shape, share of zeros, batch, number of threads and machine: measure where the copy will
+    run, with inputs of the size it will get. Should the whole copy not be faster, all layers stay dense. On a terminal
+    a line says how far it is.
 
     The copy is for inference: it can be pickled, and its ``state_dict`` loads into another copy with the same zeros.
     ``torch.export`` and ONNX know no CSR and get an error that says so.
@@ -128,7 +130,7 @@ def sparse_linear(model: M, example_inputs: Any = None, *, repeats: int = 15) ->
     inputs = example_inputs_of(model, example_inputs)
     dense = remove_all(copy.deepcopy(model)).eval()
     layers = _measured(dense, inputs, repeats)
-    sparse = _replaced(dense, tuple(layer.name for layer in layers if layer.chosen))
+    sparse = replaced(dense, [layer.name for layer in layers if layer.chosen])
     times = _in_turns(lambda: call(dense, inputs), lambda: call(sparse, inputs), repeats)
     if times[1] > times[0] or not any(layer.chosen for layer in layers):
         layers, sparse = [replace(layer, chosen=False) for layer in layers], copy.deepcopy(dense)
@@ -137,36 +139,43 @@ def sparse_linear(model: M, example_inputs: Any = None, *, repeats: int = 15) ->
     return sparse, SparseLinearReport(tuple(layers), *times, apart)
 
 
-def _measured(model: nn.Module, inputs: Any, repeats: int) -> list[SparseLayerTime]:
-    found: list[SparseLayerTime] = []
-    hooks = []
-    for name, layer in model.named_modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)) and bool((layer.weight == 0).any()):
-            made = sparse_layer(layer)
-            if made is not None:
-                hooks.append(layer.register_forward_pre_hook(_measuring(name, made, repeats, found)))
-    with torch.inference_mode():
+def _measured(dense: nn.Module, inputs: Any, repeats: int) -> list[SparseLayerTime]:
+    """What was measured of each layer at its first call, in the order of calls."""
+    found: dict[str, SparseLayerTime] = {}
+    model = copy.deepcopy(dense)
+    call_layers(model, lambda module: True)
+    pairs = {
+        name: (layer, made)
+        for name, layer in model.named_modules()
+        if any(bool((weight == 0).any()) for weight in weights_of(layer)) and (made := sparse_layer(layer)) is not None
+    }
+
+    def measuring(name: str, sparse: nn.Module) -> Callable[..., None]:
+        def measure(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if name not in found:
+                progress.at(len(found), name)
+                found[name] = _time_of(name, layer, sparse, lambda way: way(*args, **kwargs), repeats)
+
+        return measure
+
+    with Progress("timing layers", len(pairs)) as progress, torch.inference_mode():
+        for name, (layer, sparse) in pairs.items():
+            layer.register_forward_pre_hook(measuring(name, sparse), with_kwargs=True)
         call(model, inputs)
-    for hook in hooks:
-        hook.remove()
-    return found
+    return list(found.values())
 
 
-def _measuring(name: str, sparse: nn.Module, repeats: int, found: list[SparseLayerTime]) -> Callable[..., None]:
-    """A hook that measures a layer at its first call, with the inputs that it has there."""
-
-    def measure(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if any(done.name == name for done in found) or not arguments:
-            return
-        dense = layer.forward
-        apart = difference([dense(*arguments)], [sparse(*arguments)])
-        slow, fast = _in_turns(lambda: dense(*arguments), lambda: sparse(*arguments), repeats)
-        weight: Any = layer.weight
-        zeros = 1 - int(weight.count_nonzero()) / weight.numel()
-        chosen = fast < _FASTER * slow and apart <= _TOLERANCE
-        found.append(SparseLayerTime(name, tuple(weight.shape), zeros, slow, fast, chosen, apart))
-
-    return measure
+def _time_of(
+    name: str, layer: nn.Module, sparse: nn.Module, called: Callable[[Callable[..., Any]], Any], repeats: int
+) -> SparseLayerTime:
+    dense = layer.forward
+    apart = difference(tensors_in(called(dense)), tensors_in(called(sparse)))
+    slow, fast = _in_turns(lambda: called(dense), lambda: called(sparse), repeats)
+    weights = weights_of(layer)
+    entries = sum(weight.numel() for weight in weights)
+    zeros = 1 - sum(int(weight.count_nonzero()) for weight in weights) / entries
+    shape = (sum(weight.shape[0] for weight in weights), *weights[0].shape[1:])
+    return SparseLayerTime(name, shape, zeros, slow, fast, fast < _FASTER * slow and apart <= _TOLERANCE, apart)
 
 
 def _in_turns(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> tuple[float, float]:
@@ -179,20 +188,3 @@ def _in_turns(one: Callable[[], Any], two: Callable[[], Any], repeats: int) -> t
                 way()
                 taken.append(time.perf_counter() - start)
     return statistics.median(times[0][1:]), statistics.median(times[1][1:])
-
-
-def _replaced(model: M, names: tuple[str, ...]) -> M:
-    changed = copy.deepcopy(model)
-    places = list(changed.named_modules(remove_duplicate=False))
-    for name in names:
-        layer = changed.get_submodule(name)
-        made = sparse_layer(layer)
-        assert made is not None
-        made.eval()
-        if not name:
-            return made  # type: ignore[return-value]
-        for place, found in places:
-            if found is layer:  # shared layers have several places
-                parent, _, key = place.rpartition(".")
-                setattr(changed.get_submodule(parent), key, made)
-    return changed

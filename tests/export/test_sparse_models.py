@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_prune.export import load_sparse, save_sparse, sparse_linear, sparse_models
+from lightning_prune.export.sparse_attention import SparseAttention
+from lightning_prune.export.sparse_choice import sparse_layer
 from lightning_prune.export.sparse_layers import SparseConv1x1, SparseLinear
 from lightning_prune.prune import l1_unstructured
 
@@ -152,20 +154,96 @@ def test_own_layers_and_other_kernels_are_left_alone(monkeypatch: pytest.MonkeyP
     model = nn.Sequential(Doubled(4, 4), nn.Conv2d(1, 1, 1, padding=1), nn.Conv2d(4, 4, 1, groups=2))
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    assert [sparse_models.sparse_layer(layer) for layer in model] == [None, None, None]
+    assert [sparse_layer(layer) for layer in model] == [None, None, None]
 
 
-def test_attention_reads_its_projections_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    for name in ("linear1", "linear2"):
-        with torch.no_grad():
-            attention.get_submodule(name).weight[:, 1:] = 0
-    times(monkeypatch, *[(1.0, 0.5)] * 4)
-    x = torch.randn(2, 3, 8)
-    copy, _ = sparse_linear(attention, x)
+MASKS = {
+    "none": {},
+    "padding": {"key_padding_mask": torch.tensor([[False] * 6, [False] * 4 + [True] * 2])},
+    "causal": {"attn_mask": torch.ones(6, 6).triu(1).bool(), "is_causal": True},
+    "added, for each head": {"attn_mask": torch.linspace(-1, 1, 4 * 36).view(4, 6, 6)},
+    "both": {
+        "attn_mask": torch.linspace(-1, 1, 36).view(6, 6),
+        "key_padding_mask": torch.tensor([[0.0] * 6, [0.0] * 5 + [-5.0]]),
+    },
+}
+
+
+@pytest.mark.parametrize("weights", [{"need_weights": False}, {}, {"average_attn_weights": False}], ids=str)
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention(masks: str, weights: dict[str, bool], batch_first: bool, bias: bool) -> None:
+    torch.manual_seed(0)
+    dense = nn.MultiheadAttention(8, 2, batch_first=batch_first, bias=bias).eval()
+    with torch.no_grad():
+        dense.in_proj_weight[:, ::2] = 0
+    sparse, arguments = SparseAttention(dense), {**MASKS[masks], **weights}
+    x, y, z = (torch.randn(2, 6, 8).transpose(0, 0 if batch_first else 1) for _ in range(3))
     with torch.inference_mode():
-        assert torch.allclose(copy(x), attention(x), atol=1e-5)
-    assert torch.allclose(copy(x), attention(x), atol=1e-5)
+        for inputs in ((x, x, x), (x, y, y), (x, y, z)):
+            expected, found = dense(*inputs, **arguments), sparse(*inputs, **arguments)
+            assert torch.allclose(found[0], expected[0], atol=1e-5)
+            assert (found[1] is None) == (expected[1] is None) == (weights == {"need_weights": False})
+            assert all(
+                torch.allclose(a, b, atol=1e-6) for a, b in zip(found[1:], expected[1:], strict=True) if a is not None
+            )
+
+
+def test_attention_without_a_batch_and_back() -> None:
+    dense, x = nn.MultiheadAttention(8, 2, dropout=0.5).eval(), torch.randn(5, 8)
+    sparse = SparseAttention(dense)
+    assert torch.allclose(sparse(x, x, x)[0], dense(x, x, x)[0], atol=1e-6)
+    assert torch.allclose(sparse(x, x, x)[1], dense(x, x, x)[1], atol=1e-6)
+    assert torch.equal(sparse.to_dense()(x, x, x)[0], dense(x, x, x)[0])
+    with pytest.raises(ValueError, match="give it"):
+        sparse(x, x, x, is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"kdim": 4}, {"add_bias_kv": True}, {"add_zero_attn": True}], ids=["widths", "bias", "zero"]
+)
+def test_attention_of_other_kinds_stays_dense(arguments: dict[str, Any]) -> None:
+    assert sparse_layer(nn.MultiheadAttention(8, 2, **arguments)) is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_transformer_calls_its_sparse_layers(monkeypatch: pytest.MonkeyPatch, norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter[..., torch.rand(parameter.shape[-1]) < 0.7] = 0
+    times(monkeypatch, *[(1.0, 0.5)] * 7)
+    x, padding = torch.randn(2, 3, 8), torch.tensor([[False, False, False], [False, False, True]])
+    copy, report = sparse_linear(encoder, {"src": x, "src_key_padding_mask": padding})
+    assert report.chosen == tuple(
+        f"layers.{i}.{name}" for i in range(2) for name in ("self_attn", "linear1", "linear2")
+    )
+    assert report.layers[0].shape == (32, 8)
+    called = []
+    for name in report.chosen:
+        copy.get_submodule(name).register_forward_hook(lambda module, *_, name=name: called.append(name))
+    monkeypatch.setattr(SparseLinear, "weight", property(lambda self: pytest.fail("dense weights were made")))
+    with torch.inference_mode():
+        expected, found = (net(x, src_key_padding_mask=padding) for net in (encoder, copy))
+    assert torch.allclose(found[~padding], expected[~padding], atol=1e-5)
+    assert called == list(report.chosen)
+
+
+def test_matrices_are_made_once_and_again_when_their_values_are_others(net: Net) -> None:
+    layer, x = SparseLinear(net.fc2), torch.randn(3, 64)
+    with torch.inference_mode():
+        expected = layer(x)
+    made = layer.matrix()
+    assert layer.matrix() is made
+    assert torch.equal(layer(x.requires_grad_()), expected)
+    layer.values.mul_(2)
+    assert layer.matrix() is made
+    assert torch.allclose(layer(x) - net.fc2.bias, 2 * (expected - net.fc2.bias), atol=1e-5)
+    assert layer.double().matrix().dtype == torch.float64
+    assert torch.allclose(layer(x[:1].double()), layer(x.double())[:1])
 
 
 def test_a_model_elsewhere_and_no_inputs_are_refused(net: Net) -> None:
