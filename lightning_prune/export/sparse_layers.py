@@ -34,7 +34,7 @@ class _Rows(nn.Module):
         self.register_buffer("columns", compressed.col_indices().to(index))
         self.register_buffer("values", compressed.values().clone())  # not a view of a CSR tensor
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self._made: tuple[Any, Tensor] | None = None
+        self._made: tuple[tuple[Tensor, ...], Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the tensor that copies and pickles cannot hold."""
@@ -43,22 +43,17 @@ class _Rows(nn.Module):
     def matrix(self) -> Tensor:
         """The matrix in torch's CSR layout, in the memory of the three tensors; made again where those are others."""
         held = (self.rows, self.columns, self.values)
-        places = (*(tensor.data_ptr() for tensor in held), self.values.dtype)
-        if self._made is None or self._made[0] != places:
+        if self._made is None or any(one is not other for one, other in zip(held, self._made[0], strict=True)):
             with torch.inference_mode(False), torch.no_grad():
-                made = torch.sparse_csr_tensor(*held, self.shape, check_invariants=False)
-            self._made = (places, made)
+                self._made = (held, torch.sparse_csr_tensor(*held, self.shape, check_invariants=False))
         return self._made[1]
 
-    def times(self, columns: Tensor) -> Tensor:
-        """The product with a dense matrix, and the bias added to its columns."""
+    def times(self, right: Tensor) -> Tensor:
+        """The product with a dense vector or matrix, and the bias added to it, or to its columns."""
         if torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(_NO_EXPORT)
-        if columns.shape[1] == 1:  # torch has a faster way for a vector
-            product = (self.matrix() @ columns.squeeze(1)).unsqueeze(1)
-        else:
-            product = self.matrix() @ columns
-        return product if self.bias is None else product.add_(self.bias.unsqueeze(1))
+        product, bias = self.matrix() @ right, self.bias
+        return product if bias is None else product.add_(bias if right.dim() == 1 else bias.unsqueeze(1))
 
     def extra_repr(self) -> str:
         """Shape and number of values."""
@@ -99,6 +94,8 @@ class SparseLinear(_Rows):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The layer's outputs."""
+        if inputs.numel() == self.in_features > 0:  # torch has a faster way for a vector
+            return self.times(inputs.reshape(-1)).view(*inputs.shape[:-1], self.out_features)
         flat = inputs.reshape(-1, self.in_features)
         return self.times(flat.t()).t().reshape(*inputs.shape[:-1], self.out_features)
 

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_prune.export import load_sparse, save_sparse, sparse_linear
-from lightning_prune.prune import L1Unstructured, global_unstructured, remove
 
 
 class Block(nn.Module):
@@ -102,24 +101,38 @@ def file_rows(folder: Path, scale: int, repeats: int) -> list[str]:
     return lines
 
 
+def transformers(blocks: int, width: int, hidden: int) -> dict[str, Callable[[], nn.Module]]:
+    """Ways to write the same transformer."""
+    return {
+        "linear layers": lambda: nn.Sequential(*(Block(width, hidden) for _ in range(blocks))),
+        "nn.TransformerEncoder": lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(width, 8, hidden, batch_first=True), blocks
+        ),
+    }
+
+
+def prune_matrices(model: nn.Module, sparsity: float) -> None:
+    """Zeros by magnitude, the same share of all matrices."""
+    with torch.no_grad():
+        prune_largest_kept([parameter for parameter in model.parameters() if parameter.dim() > 1], sparsity)
+
+
 def layer_rows(blocks: int, width: int, hidden: int, tokens: tuple[int, ...], repeats: int) -> list[str]:
-    """One line for each share of zeros and number of tokens."""
+    """One line for each way, share of zeros and number of tokens."""
     lines = [
-        "| zeros | tokens | layers made sparse | dense, ms | sparse, ms | times as fast |",
-        "|---|---|---|---|---|---|",
+        "| transformer | zeros | tokens | layers made sparse | dense, ms | sparse, ms | times as fast |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for sparsity in (0.8, 0.9, 0.95):
-        torch.manual_seed(0)
-        model = nn.Sequential(*(Block(width, hidden) for _ in range(blocks))).eval()
-        chosen = [(layer, "weight") for layer in model.modules() if isinstance(layer, nn.Linear)]
-        global_unstructured(chosen, L1Unstructured, amount=sparsity)
-        for layer, name in chosen:
-            remove(layer, name)
-        for count in tokens:
-            _, report = sparse_linear(model, torch.randn(1, count, width), repeats=repeats)
-            made = f"{len(report.chosen)} of {len(report.layers)}"
-            times = f"{report.dense * 1e3:.2f} | {report.sparse * 1e3:.2f} | {report.gain:.2f}"
-            lines.append(f"| {sparsity:.0%} | {count} | {made} | {times} |")
+    for way, make in transformers(blocks, width, hidden).items():
+        for sparsity in (0.8, 0.9, 0.95):
+            torch.manual_seed(0)
+            model = make().eval()
+            prune_matrices(model, sparsity)
+            for count in tokens:
+                _, report = sparse_linear(model, torch.randn(1, count, width), repeats=repeats)
+                made = f"{len(report.chosen)} of {len(report.layers)}"
+                times = f"{report.dense * 1e3:.2f} | {report.sparse * 1e3:.2f} | {report.gain:.2f}"
+                lines.append(f"| {way} | {sparsity:.0%} | {count} | {made} | {times} |")
     return lines
 
 
