@@ -76,6 +76,16 @@ def test_blocks_of_kernels_and_of_matrices() -> None:
     assert int((flat.weight_mask.view(2, 4, 18, 2).sum((1, 3)) == 0).sum()) == 18
 
 
+def test_a_second_round_takes_the_smallest_of_the_blocks_that_are_left() -> None:
+    layer = nn.Linear(6, 4)  # the norms of its 2 x 2 blocks rise
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(24.0).view(4, 6) + 1)
+    for kept in ([0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]):
+        prune.ln_blocks(layer, "weight", 2, block=(2, 2))
+        blocks = layer.weight_mask.view(2, 2, 3, 2)
+        assert blocks.sum((1, 3)).flatten().tolist() == [4 * k for k in kept]
+
+
 def test_blocks_of_many_tensors_in_one_ranking() -> None:
     small, large = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     large.weight.data = small.weight.data * 10 + 10
