@@ -1,4 +1,4 @@
-"""Prune LeNet-300-100 before its training by different criteria, and compare what it learns.
+"""Prune LeNet-300-100 by different criteria, before its training or after it, and compare what it learns or knows.
 
 ``python examples/criteria.py`` takes scikit-learn's digits; ``--data DIR`` takes a folder with MNIST or Fashion-MNIST.
 """
@@ -9,7 +9,7 @@ import argparse
 import logging
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -18,12 +18,28 @@ from lottery_ticket import Batches, LeNet
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_prune import SNIP, Budget, Criterion, Cubic, Demand, GraSP, Magnitude, OneShot, PruningCallback, SynFlow
+from lightning_prune import (
+    SNIP,
+    Budget,
+    Criterion,
+    Cubic,
+    Demand,
+    Fisher,
+    GraSP,
+    Magnitude,
+    Movement,
+    OneShot,
+    PruningCallback,
+    SynFlow,
+    Taylor,
+)
 from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
 from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.targets.select import select
 
+State = Mapping[str, Tensor]
+AFTER = ("magnitude", "Taylor, each", "Taylor", "SNIP", "Fisher", "Fisher of images")
 COLUMNS = ("dense", "random", "ERK random", "magnitude", "SNIP", "GraSP", "SynFlow", "gradual")
 
 
@@ -37,20 +53,36 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000, help="steps of training for each network (default: 2000)")
     parser.add_argument("--seeds", type=int, default=1, help="repetitions (default: 1)")
     parser.add_argument("--collapse", action="store_true", help="show at which compression a layer loses all weights")
+    parser.add_argument("--trained", action="store_true", help="prune trained networks, and do not train them on")
+    parser.add_argument("--transfer", action="store_true", help="prune while training on from other images")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     torch.set_num_threads(1)  # faster for so small a network
     images = Batches(arguments.data, batch_size=60, unit_range=True)
+    steps, seeds = arguments.steps, range(arguments.seeds)
     if arguments.collapse:
         show_collapse(images, arguments.seeds)
-        return
-    print("| zeros |", " | ".join(arguments.ways), "|")
-    print("|---" * (1 + len(arguments.ways)) + "|")
-    for zeros in arguments.zeros:
+    elif arguments.trained:
+        trained = [fitted(LeNet, images, steps, seed).state_dict() for seed in seeds]
+        table(AFTER, arguments.zeros, seeds, lambda *cell: known_after(images, trained, *cell))
+    elif arguments.transfer:
+        before = [fitted(Turned, images, steps, seed).state_dict() for seed in seeds]
+        table(("magnitude", "movement"), arguments.zeros, seeds, lambda *cell: moved(images, before, steps, *cell))
+    else:
+        table(arguments.ways, arguments.zeros, seeds, lambda *cell: learnt(images, steps, *cell))
+
+
+def table(
+    ways: Sequence[str], shares: Sequence[float], seeds: Sequence[int], accuracy: Callable[[str, float, int], float]
+) -> None:
+    """Prints the mean accuracy of each way at each share of zeros, and its standard deviation over seeds."""
+    print("| zeros |", " | ".join(ways), "|")
+    print("|---" * (1 + len(ways)) + "|")
+    for zeros in shares:
         cells = []
-        for way in arguments.ways:
-            found = [100 * accuracy(images, way, zeros, arguments.steps, seed) for seed in range(arguments.seeds)]
+        for way in ways:
+            found = [100 * accuracy(way, zeros, seed) for seed in seeds]
             spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
             cells.append(f"{statistics.mean(found):.1f}{spread}")
         print(f"| {zeros:.1%} |", " | ".join(cells), "|", flush=True)
@@ -76,23 +108,76 @@ def pruning(way: str, zeros: float, steps: int, images: Batches, seed: int) -> l
     return [PruningCallback(**arguments)]
 
 
-def accuracy(images: Batches, way: str, zeros: float, steps: int, seed: int) -> float:
+class Turned(LeNet):
+    """Sees all images mirrored at their diagonal."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.transpose(-1, -2))
+
+
+class Still(LeNet):
+    """Has gradients, but does not move."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def learnt(images: Batches, steps: int, way: str, zeros: float, seed: int) -> float:
     """Test accuracy after training with one way of pruning."""
+    return tested(fitted(LeNet, images, steps, seed, *pruning(way, zeros, steps, images, seed)), images)
+
+
+def known_after(images: Batches, trained: Sequence[State], way: str, zeros: float, seed: int) -> float:
+    """Test accuracy of a trained network right after pruning; 1,020 images are seen where gradients are needed."""
+    each = way == "Fisher of images"
+    batches = Batches(images.folder, batch_size=1, unit_range=True) if each else images
+    steps = 1020 if each else 17
+    criteria: dict[str, Criterion] = {
+        "magnitude": Magnitude(),
+        "Taylor, each": Taylor(batches=steps, order="each"),
+        "Taylor": Taylor(batches=steps),
+        "SNIP": SNIP(loss=loss_on(*few_of_each(images, 102, seed))),
+        "Fisher": Fisher(batches=steps),
+        "Fisher of images": Fisher(batches=steps),
+    }
+    schedule = OneShot(zeros, begin=steps - 1, unit="step")
+    callback = PruningCallback(criterion=criteria[way], scope="global", schedule=schedule, verbose=False)
+    return tested(fitted(Still, batches, steps, seed, callback, weights=trained[seed]), images)
+
+
+def moved(images: Batches, before: Sequence[State], steps: int, way: str, zeros: float, seed: int) -> float:
+    """Test accuracy after training on from weights that were trained on other images."""
+    criterion = Movement() if way == "movement" else Magnitude()
+    schedule = Cubic(final=zeros, begin=0, end=steps * 3 // 4, every=50, unit="step")
+    callback = PruningCallback(criterion=criterion, scope="global", schedule=schedule, verbose=False)
+    return tested(fitted(LeNet, images, steps, seed, callback, weights=before[seed]), images)
+
+
+def fitted(
+    kind: type[LeNet], images: Batches, steps: int, seed: int, *callbacks: L.Callback, weights: State | None = None
+) -> LeNet:
+    """A network after so many steps, from new weights or from those given."""
     L.seed_everything(seed, verbose=False)
-    trainer = L.Trainer(
-        max_steps=steps,
-        max_epochs=-1,
+    model = kind(pixels(images))
+    if weights is not None:
+        model.load_state_dict(weights)
+    quiet(max_steps=steps, max_epochs=-1, limit_val_batches=0, callbacks=[*callbacks]).fit(model, images)
+    return model
+
+
+def tested(model: LeNet, images: Batches) -> float:
+    return float(quiet().test(model, images, verbose=False)[0]["test_accuracy"])
+
+
+def quiet(**settings: Any) -> L.Trainer:
+    return L.Trainer(
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=pruning(way, zeros, steps, images, seed),
+        **settings,
     )
-    model = LeNet(pixels(images))
-    trainer.fit(model, images)
-    return float(trainer.test(model, images, verbose=False)[0]["test_accuracy"])
 
 
 def few_of_each(images: Batches, number: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ class Images(L.LightningDataModule):
         unit_range: bool = False,
     ) -> None:
         super().__init__()
+        self.folder = folder
         train, test = digits() if folder is None else idx_folder(Path(folder))
         train, test = normalised(train, test, unit_range)
         validation = len(train) // 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from lightning_prune.targets.select import Target
 from tests.models import random_data, trainer
 
 GLOBAL_BATCH = 12
@@ -47,6 +49,17 @@ class Mlp(L.LightningModule):
         data = random_data(48)  # its own sampler, since Lightning's shuffles
         sampler: DistributedSampler[Any] = DistributedSampler(data, self.ranks, self.global_rank, shuffle=False)
         return DataLoader(data, batch_size=GLOBAL_BATCH // self.ranks, sampler=sampler)
+
+
+def calibrated(model: Any) -> Tensor:
+    """A loss of the user's choice, for criteria that run the model."""
+    inputs, labels = random_data(24)[:]
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def inverse(targets: Sequence[Target]) -> list[Tensor]:
+    """A criterion of the user's own: the largest weights go first."""
+    return [1 / t.parameter.detach().abs().clamp_min(1e-9) for t in targets]
 
 
 class Sent(Callback):

@@ -14,12 +14,14 @@ from tests.distributed.models import Fitted, Mlp, dead, fit, largest_difference,
 from tests.distributed.workers_ddp import (
     COUPLED,
     CRITERIA,
+    GRANULARITIES,
     METHODS,
     OPTIONS,
     REGROWTHS,
     REWINDS,
     SCOPES,
     coupled_pruning,
+    granular,
     pruning,
     regrown,
     resumed,
@@ -63,6 +65,15 @@ def test_criteria_see_what_one_process_would(two: list[Results], tmp_path: Path,
     fitted = result(two, f"criterion {name}")
     assert same(fitted)
     assert dead(alone) == dead(fitted[0]) == round(0.6 * 256)
+    assert largest_difference(alone, fitted[0]) < 1e-6
+
+
+@pytest.mark.parametrize("name", GRANULARITIES)
+def test_patterns_are_those_of_one_process(two: list[Results], tmp_path: Path, name: str) -> None:
+    alone = granular(tmp_path, name, ranks=1)
+    fitted = result(two, f"granularity {name}")
+    assert same(fitted)
+    assert dead(alone) == dead(fitted[0]) == {"n of m": 77, "blocks": 92, "rows": 92}[name]
     assert largest_difference(alone, fitted[0]) < 1e-6
 
 

@@ -155,5 +155,10 @@ def test_an_exception_leaves_a_plain_model(each: list[Results]) -> None:
 
 
 def test_what_cannot_be_pruned_in_parts_is_refused(each: list[Results]) -> None:
-    for (coupled,) in result(each, "refused in parts"):
+    for coupled, *criteria in result(each, "refused in parts"):
         assert 'groups="dependency" is not there for sharded models' in coupled
+        names = ("Activation needs whole tensors", "GraSP", "SynFlow", "SNIP(loss=...)")
+        for message, name in zip(criteria, names, strict=True):
+            assert message.startswith("'first.weight' is s")
+            assert name in message
+            assert "use 'ddp'" in message

@@ -31,14 +31,7 @@ from lightning_prune import (
 from lightning_prune.distributed import mean_over_ranks, require_same, seeded_alike
 from lightning_prune.prune import L1Unstructured, random_unstructured
 from tests.distributed.launch import RANKS, Check, rank
-from tests.distributed.models import Fitted, Mlp, Sent, fit
-from tests.models import random_data
-
-
-def calibrated(model: Any) -> Any:
-    inputs, labels = random_data(24)[:]
-    return torch.nn.functional.cross_entropy(model(inputs), labels)
-
+from tests.distributed.models import Fitted, Mlp, Sent, calibrated, fit, inverse
 
 METHODS = ("l1_unstructured", "random_unstructured", "ln_structured", "random_structured")
 SCOPES = ("local", "global")
@@ -60,6 +53,13 @@ CRITERIA: dict[str, Any] = {
     "synflow": SynFlow(rounds=5, example_inputs=torch.zeros(1, 8)),
     "grasp": GraSP(loss=calibrated),
     "activation": Activation(batches=3),
+    "snip of a loss": SNIP(loss=calibrated),
+    "function": inverse,
+}
+GRANULARITIES: dict[str, dict[str, Any]] = {
+    "n of m": {"method": "n_m", "n": 1, "method_kwargs": {"m": 2}, "schedule": Linear(final=0.5, begin=0, end=2)},
+    "blocks": {"method": "ln_blocks", "method_kwargs": {"block": (1, 2)}, "criterion": Taylor(batches=3)},
+    "rows": {"scope": "row", "criterion": "snip"},
 }
 
 
@@ -94,6 +94,10 @@ def coupled(folder: Path, method: str, scope: str) -> Fitted:
 
 def by_criterion(folder: Path, name: str) -> Fitted:
     return fit(folder, Mlp(RANKS), pruning(criterion=CRITERIA[name], parameters=None), ranks=RANKS)
+
+
+def granular(folder: Path, name: str, ranks: int = RANKS) -> Fitted:
+    return fit(folder, Mlp(ranks), pruning(**GRANULARITIES[name], parameters=["first", "last"]), ranks=ranks)
 
 
 def regrown(folder: Path, name: str, ranks: int = RANKS) -> tuple[Fitted, Any]:
@@ -223,6 +227,8 @@ def checks_on_two() -> dict[str, Check]:
         checks[f"{method} {scope}"] = partial(unseeded, method=method, scope=scope)
     for method, scope in COUPLED:
         checks[f"coupled {method} {scope}"] = partial(coupled, method=method, scope=scope)
+    for name in GRANULARITIES:
+        checks[f"granularity {name}"] = partial(granular, name=name)
     for name in CRITERIA:
         checks[f"criterion {name}"] = partial(by_criterion, name=name)
     for name in REGROWTHS:

@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from lightning_prune import Budget, Fisher, Linear, PruningCallback, Taylor
+from lightning_prune import SNIP, Activation, Budget, Fisher, GraSP, Linear, PruningCallback, SynFlow, Taylor
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, LnStructured
 from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
-from tests.distributed.models import Fitted, Mlp, Sent
+from tests.distributed.models import Fitted, Mlp, Sent, calibrated, inverse
 from tests.models import trainer
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -228,7 +228,15 @@ AS_ONE: dict[str, dict[str, Any]] = {
     "snip, local": {"criterion": "snip", "scope": "local"},
     "fisher, erk": {"criterion": Fisher(batches=2), "scope": "erk"},
     "movement": {"criterion": "movement"},
+    "function": {"criterion": inverse},
     "rows": {"scope": "row"},
+    "n of m": {"method": "n_m", "n": 1, "method_kwargs": {"m": 2}, "schedule": schedule(0.5), "exclude": "second"},
+    "blocks": {
+        "method": "ln_blocks",
+        "method_kwargs": {"block": (1, 2)},
+        "criterion": Taylor(batches=3),
+        "exclude": "second",
+    },
 }
 
 
@@ -267,6 +275,10 @@ def refused(folder: Path) -> list[str]:
     """What cannot be pruned in parts is refused when the fit starts."""
     arguments: list[dict[str, Any]] = [
         {"method": "ln_structured", "groups": "dependency", "example_inputs": torch.zeros(2, 8)},
+        {"criterion": Activation()},
+        {"criterion": GraSP(loss=calibrated)},
+        {"criterion": SynFlow(example_inputs=torch.zeros(1, 8))},
+        {"criterion": SNIP(loss=calibrated)},
     ]
     messages = []
     for given in arguments:

@@ -12,7 +12,7 @@ from lightning_prune.distributed import mean_over_ranks
 from lightning_prune.prune.checks import require_shape
 from lightning_prune.prune.progress import Progress
 from lightning_prune.prune.sharded.agreement import together
-from lightning_prune.prune.sharded.tensors import cut, local, split_like, whole
+from lightning_prune.prune.sharded.tensors import cut, is_sharded, local, split_like, whole
 from lightning_prune.pruner.criteria.activation import Activation, spread, watch
 from lightning_prune.pruner.criteria.base import Criterion, Function, Magnitude
 from lightning_prune.pruner.criteria.guard import own_randomness
@@ -259,9 +259,12 @@ def _blank_score(criterion: Criterion, target: Target) -> Tensor:
 
 
 def _like(target: Target, scores: Any) -> Tensor:
-    """Scores of a user's function, which may be whole ones of a split tensor."""
+    """Scores of a user's function, which may be whole ones of a split tensor, or split like it."""
     require_shape(scores, target.parameter, "scores", f"'{target.name}'")
-    return cut(scores.detach().to(target.parameter.device), target.parameter.detach())
+    parameter, found = target.parameter.detach(), scores.detach()
+    if is_sharded(found) and getattr(found, "placements", None) == getattr(parameter, "placements", None):
+        return found
+    return cut(whole(found).to(parameter.device), parameter)
 
 
 def _require_finite(target: Target, scores: Tensor, alive: Tensor | None, criterion: Criterion) -> None:
