@@ -136,6 +136,11 @@ def test_criteria_are_compared_and_rounds_avoid_collapse(tmp_path: Path):
     (cells,) = re.findall(r"^\| 90\.0% \| (.*) \|$", table.stdout, re.M)
     assert all(float(cell) >= 75 for cell in cells.split(" | "))
     assert table.stderr == ""
+    for option, columns in (("--trained", 6), ("--transfer", 2)):
+        after = run(tmp_path, "criteria.py", option, "--zeros", "0.5", "--steps", "150").stdout
+        (cells,) = re.findall(r"^\| 50\.0% \| (.*) \|$", after, re.M)
+        assert len(cells.split(" | ")) == columns
+        assert all(float(cell) >= 60 for cell in cells.split(" | "))
     collapse = run(tmp_path, "criteria.py", "--collapse").stdout
     found = {name: float(n.replace(",", "")) for name, n in re.findall(r"^\| (.*) \| ([\d,]+) \|$", collapse, re.M)}
     assert found["SynFlow, 100 rounds"] == round((64 * 300 + 300 * 100 + 100 * 10) / 3)

@@ -16,7 +16,8 @@ from lightning_prune.export.shrink_files import is_shrunk, kept_lines, read
 from lightning_prune.metrics.functional import chosen, value_of
 from lightning_prune.prune.checks import naming
 from lightning_prune.prune.printing import aligned, html_table, terminal
-from lightning_prune.prune.sharded.tensors import nonzero_entries
+from lightning_prune.prune.sharded.tensors import is_sharded, nonzero_entries
+from lightning_prune.report.patterns import pattern_of
 from lightning_prune.targets.biases import living_channels
 from lightning_prune.targets.names import listing
 from lightning_prune.targets.patterns import Patterns
@@ -41,6 +42,8 @@ class Row:
         dead_channels: Output channels that nothing but zeros makes: all their weights are zero, and so is the bias that
             the layer adds. A norm behind the layer, which may make a constant of zeros, is not looked at. ``None`` for
             vectors.
+        pattern: ``(n, m)`` if the zeros form that N:M pattern along the inputs; see
+            :func:`lightning_prune.report.patterns.pattern_of`.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Row:
     zeros: int
     channels: int | None = None
     dead_channels: int | None = None
+    pattern: tuple[int, int] | None = None
 
     @property
     def sparsity(self) -> float:
@@ -95,6 +99,19 @@ class Summary:
         """Share of zeros over all tensors."""
         return self.zeros / self.weights if self.weights else 0.0
 
+    @property
+    def patterns(self) -> dict[str, list[str]]:
+        """The tensors with zeros in a pattern, by the pattern, such as ``"2:4"``."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.pattern is not None:
+                found.setdefault(":".join(map(str, row.pattern)), []).append(row.name)
+        return found
+
+    def _below(self) -> list[str]:
+        named = [f"{pattern} along the inputs: {listing(names)}" for pattern, names in self.patterns.items()]
+        return [*map(printable, named), *self.notes]
+
     def share(self, row: Row) -> float:
         """The part of all zeros that lies in one tensor."""
         return row.zeros / self.zeros if self.zeros else 0.0
@@ -110,7 +127,7 @@ class Summary:
             limit: Show at most so many tensors, the first and the last ones; all by default.
         """
         table = aligned([_COLUMNS, *_cells(self, limit), *_totals(self)], left=2)
-        return "\n".join([*([printable(self.title)] if self.title else []), table, *self.notes])
+        return "\n".join([*([printable(self.title)] if self.title else []), table, *self._below()])
 
     def __rich__(self) -> Table:
         """The same as a rich table."""
@@ -118,7 +135,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        return html_table([_COLUMNS, *_cells(self, None), *_totals(self)], self.title, self.notes)
+        return html_table([_COLUMNS, *_cells(self, None), *_totals(self)], self.title, self._below())
 
     def table(self, limit: int | None = None) -> Table:
         """A rich table.
@@ -130,7 +147,7 @@ class Summary:
         from rich.table import Table
         from rich.text import Text
 
-        caption = Text("\n".join(self.notes)) if self.notes else None
+        caption = Text("\n".join(self._below())) if self._below() else None
         table = Table(title=printable(self.title) or None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.title_justify = table.caption_justify = "left"
         # On a narrow terminal names are folded; numbers stay whole as long as there is room for them.
@@ -272,7 +289,8 @@ def _row(target: Target, value: Tensor) -> Row:
         return Row(target.name, tuple(value.shape), value.numel(), zeros)
     dim = target.output_dim or 0
     dead = value.shape[dim] - int(living_channels(target, value, dim).count_nonzero())
-    return Row(target.name, tuple(value.shape), value.numel(), zeros, value.shape[dim], dead)
+    pattern = None if is_sharded(value) else pattern_of(value.detach(), int(dim == 0))
+    return Row(target.name, tuple(value.shape), value.numel(), zeros, value.shape[dim], dead, pattern)
 
 
 def _cells(table: Summary, limit: int | None) -> list[tuple[str, ...]]:

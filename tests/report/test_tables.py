@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from lightning_prune import report
+from lightning_prune import prune, report
 from lightning_prune.prune import custom_from_mask, l1_unstructured, remove_all
 from lightning_prune.targets.select import select
 
@@ -184,3 +184,24 @@ def test_tables_for_notebooks():
 def test_a_tensor_without_data_is_named():
     with pytest.raises(ValueError, match=r"'0.weight': a tensor of shape \(2, 2\) on the meta device has no data"):
         report.summary(nn.Sequential(nn.Linear(2, 2, device="meta")))
+
+
+def test_tensors_with_n_of_m_are_named() -> None:
+    net = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4), nn.ConvTranspose2d(4, 8, 1))
+    prune.n_m_structured(net[0], "weight", n=2, m=4)
+    prune.n_m_structured(net[1], "weight", n=1, m=8)
+    prune.n_m_structured(net[2], "weight", n=1, m=2, dim=0)
+    table = report.summary(net)
+    assert table.patterns["2:4"] == ["0.weight"]
+    assert table.patterns["1:8"] == ["1.weight"]
+    assert table.patterns["1:2"] == ["2.weight"]
+    assert {row.name: row.pattern for row in table.rows}["0.bias"] is None
+    assert str(table).splitlines()[-3] == "2:4 along the inputs: 0.weight"
+
+
+def test_sparse_tensors_without_a_pattern_are_not_named() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    for layer, amount in zip(net, (0.5, 0.9, 0.99), strict=True):
+        prune.l1_unstructured(layer, "weight", amount=amount)
+    assert report.summary(net).patterns == {}
