@@ -339,6 +339,34 @@ def fabric(names: Names, run: Callable[[], None]) -> None:
     assert all(torch.equal(tensor, file["model"][name]) for name, tensor in names["model"].state_dict().items())
 
 
+def fabric_resume(names: Names, run: Callable[[], None]) -> None:
+    exec(blocks("docs/own-loops.md", "python")[3], names)
+    run()
+    assert sum(int((~mask).sum()) for mask in names["pruning"].masks.values()) == round(0.99 * TOTAL)
+
+
+def transformers_trainer(names: Names, run: Callable[[], None]) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(**sizes, intermediate_size=32, max_position_embeddings=16)
+    names["transformer"] = BertForSequenceClassification(config)
+    words = torch.randint(0, 64, (32, 8), generator=torch.Generator().manual_seed(0))
+    names["sentences"] = [{"input_ids": row, "labels": int(row[0] > 32)} for row in words]
+    run()
+    (pruning,) = [c.pruning for c in names["trainer"].callback_handler.callbacks if type(c) is names["PruneWithIt"]]
+    masks = pruning.masks
+    assert all(torch.equal(names["transformer"].get_parameter(name) != 0, mask) for name, mask in masks.items())
+    total = sum(mask.numel() for mask in masks.values())
+    assert sum(int((~mask).sum()) for mask in masks.values()) == round(0.9 * total)
+    assert any("attention" in name for name in masks)
+
+
+def accelerate(names: Names, run: Callable[[], None]) -> None:
+    run()
+    assert sum(zeros(names["model"]).values()) == round(0.995 * TOTAL)
+
+
 CHECKS: dict[str, list[Check]] = {  # one for each python block of a page, in their order
     GRADUAL: [
         recipe,
@@ -360,7 +388,15 @@ CHECKS: dict[str, list[Check]] = {  # one for each python block of a page, in th
     "docs/tables-and-pictures.md": [looking, pictures],
     "docs/lottery-tickets.md": [rewinding, lottery],
     "docs/index.md": [start, start_looking],
-    "docs/own-loops.md": [plain_loop, plain_steps, plain_resume, fabric],
+    "docs/own-loops.md": [
+        plain_loop,
+        plain_steps,
+        plain_resume,
+        fabric,
+        fabric_resume,
+        transformers_trainer,
+        accelerate,
+    ],
 }
 
 

@@ -82,7 +82,9 @@ class SparseCheckpointIO(TorchCheckpointIO):
             ValueError: If a sparse file is damaged.
         """
         if _is_remote(path) or not os.path.isfile(path) or not is_sparse_file(path):
-            return super().load_checkpoint(path, map_location, weights_only)
+            # Lightning before 2.6 does not know the argument, and asks for nothing by it.
+            asked = {} if weights_only is None else {"weights_only": weights_only}
+            return super().load_checkpoint(path, map_location, **asked)
         return load_sparse(path, device=_device(map_location))
 
 

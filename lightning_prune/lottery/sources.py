@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lightning_prune.callback import PruningCallback
 from lightning_prune.fit.rewind import reinitialize, require_reinitializable
-from lightning_prune.trainer.lightning import classes_of, is_a, is_module, spawns
+from lightning_prune.trainer.lightning import classes_of, is_a, is_module, spawns, trusting
 
 MakeModule = Callable[[], LightningModule] | LightningModule
 MakeTrainer = Callable[[int], Trainer] | Mapping[str, Any]
@@ -44,7 +44,8 @@ class Data:
     def fit(self, trainer: Trainer, module: LightningModule, checkpoint: Path | None) -> None:
         """Trains, from a checkpoint on if there is one."""
         loaders = None if self.datamodule is not None else self.train_dataloaders
-        trainer.fit(module, loaders, self.val_dataloaders, self.datamodule, ckpt_path=checkpoint, weights_only=False)  # type: ignore[arg-type]
+        fit: Callable[..., None] = trainer.fit
+        fit(module, loaders, self.val_dataloaders, self.datamodule, ckpt_path=checkpoint, **trusting(trainer))
 
     def test(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         """Tests; all metrics of all loaders."""

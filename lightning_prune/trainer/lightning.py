@@ -7,6 +7,7 @@ there if somebody imported its package.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,15 @@ def plateaus_of(trainer: Trainer) -> list[tuple[str, ReduceLROnPlateau]]:
     """The learning-rate schedulers of a fit that wait for a plateau, with what they monitor."""
     configs: list[Any] = trainer.lr_scheduler_configs
     return [(str(c.monitor), c.scheduler) for c in configs if isinstance(c.scheduler, ReduceLROnPlateau)]
+
+
+def trusting(trainer: Trainer) -> dict[str, bool]:
+    """Arguments for ``trainer.fit`` by which a checkpoint that is trusted may hold any object.
+
+    Lightning before 2.6 knows no ``weights_only`` and reads all of them so.
+    """
+    known = "weights_only" in inspect.signature(trainer.fit).parameters
+    return {"weights_only": False} if known else {}
 
 
 def spawns(strategy: Strategy) -> bool:

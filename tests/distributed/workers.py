@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.distributed import workers_ddp, workers_failures, workers_selection, workers_sharded, workers_table
+from tests.distributed import (
+    workers_ddp,
+    workers_failures,
+    workers_loops,
+    workers_selection,
+    workers_sharded,
+    workers_table,
+)
 from tests.distributed.launch import RANKS, Check, work
 
 
@@ -12,8 +19,8 @@ def checks(ranks: int) -> dict[str, Check]:
     if ranks == 4:
         return {**table, **workers_selection.CHECKS}
     ddp = workers_ddp.checks_on_two() if ranks == 2 else {"resumed": workers_ddp.resumed}
-    failures = workers_failures.checks() if ranks == 2 else {}
-    return {**ddp, **failures, **workers_selection.CHECKS, **workers_sharded.checks(ranks), **table}
+    more = {**workers_loops.checks(), **workers_failures.checks()} if ranks == 2 else {}
+    return {**ddp, **more, **workers_selection.CHECKS, **workers_sharded.checks(ranks), **table}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -19,6 +19,7 @@ from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import select
 from lightning_prune.trainer.averages import averaged_models
 from tests.fit.test_run import network, run_of
+from tests.versions import needs_averaging
 
 
 def trained(optimizer: Any, **kwargs: Any) -> tuple[nn.Sequential, Any]:
@@ -116,7 +117,10 @@ def test_copies_are_erased_by_name() -> None:
     assert int(other[0].weight.count_nonzero()) == 25
 
 
+@needs_averaging
 def test_averages_are_found_and_teachers_are_not() -> None:
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+
     class Holder(Callback):
         def __init__(self, model: nn.Module) -> None:
             self.model = model

@@ -22,6 +22,7 @@ from lightning_prune.trainer.averages import averaged_models
 from lightning_prune.trainer.lightning import classes_of, is_logger, spawns
 from lightning_prune.trainer.refusals import require_strategy
 from tests.models import random_data, zeros
+from tests.versions import needs_averaging
 
 PACKAGES = [lightning.pytorch, pytorch_lightning]
 WEIGHTS = 8 * 16 + 16 * 3
@@ -124,7 +125,13 @@ def test_the_same_weights_with_each_package(L: ModuleType, tmp_path: Path) -> No
 
 
 @both
-@pytest.mark.parametrize("averaging", ["callbacks.StochasticWeightAveraging", "callbacks.EMAWeightAveraging"])
+@pytest.mark.parametrize(
+    "averaging",
+    [
+        "callbacks.StochasticWeightAveraging",
+        pytest.param("callbacks.EMAWeightAveraging", marks=needs_averaging),
+    ],
+)
 def test_averages_keep_the_zeros(L: ModuleType, averaging: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"swa_lrs": 0.05, "swa_epoch_start": 1} if "Stochastic" in averaging else {"decay": 0.9}
     model = model_of(L)
