@@ -205,6 +205,8 @@ def _read(path: str | os.PathLike[str]) -> Any:
     if _is_safetensors(path):
         return load_sparse(path) if is_sparse_file(path) else _read_safetensors(path)
     _require_no_archive(path)
+    if not _is_pickle_or_archive(path):
+        raise ValueError(_NO_FILE)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -215,6 +217,12 @@ def _read(path: str | os.PathLike[str]) -> Any:
         if "allocate memory" in str(error) or "not enough memory" in str(error):
             raise MemoryError(f"there is not enough memory for '{os.fspath(path)}'") from None
         raise ValueError(_NO_FILE) from error
+
+
+def _is_pickle_or_archive(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as all files of ``torch.save`` do, the old kind and the new one."""
+    with open(path, "rb") as file:
+        return file.read(2) in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def _read_folder(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def save_sparse(
             file under their own names, which any reader of safetensors understands.
 
     Raises:
-        ValueError: If a value is neither a plain dense tensor nor a plain value. Nothing was written then.
+        ValueError: If a value is neither a plain dense tensor, nor one quantized to bytes with one scale (as those of
+            ``quantize_dynamic`` are), nor a plain value. Nothing was written then.
         OSError: If the file cannot be written; what was there is there still.
         ModuleNotFoundError: If the extra ``export`` is not installed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ class _Rows(nn.Module):
     def matrix(self) -> Tensor:
         """The matrix in torch's CSR layout, in the memory of the three tensors; made again where those are others."""
         held = (self.rows, self.columns, self.values)
-        if self._made is None or any(one is not other for one, other in zip(held, self._made[0], strict=True)):
+        if self._made is None or any(map(operator.is_not, held, self._made[0])):
             with torch.inference_mode(False), torch.no_grad():
                 self._made = (held, torch.sparse_csr_tensor(*held, self.shape, check_invariants=False))
         return self._made[1]

@@ -48,6 +48,7 @@ class Writer:
         parts: Dtype, shape and bytes of the tensors of the safetensors file, by name.
         entries: What the table says of each tensor.
         numbers: The entries by memory.
+        held: The tensors taken, so that no other one gets their memory meanwhile.
         metadata: What the header says beside the tensors.
     """
 
@@ -55,6 +56,7 @@ class Writer:
     parts: dict[str, safetensors_format.Part] = field(default_factory=dict)
     entries: list[dict[str, Any]] = field(default_factory=list)
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    held: list[Tensor] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -88,6 +90,7 @@ class Writer:
         place = _place(tensor)
         if place in self.numbers:
             return self.numbers[place]
+        self.held.append(tensor)
         layout, flat = flat_bytes(tensor)
         if layout.entries:
             self.numbers[place] = len(self.entries)

@@ -55,7 +55,7 @@ def encode(value: Any, tensor: Callable[[str, Tensor], int], path: str = "") -> 
     """
     kind = type(value)
     if isinstance(value, Tensor):
-        return ["tensor", tensor(path, value)]
+        return _encode_quantized(value, tensor, path) if _is_bytes(value) else ["tensor", tensor(path, value)]
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
     if kind is list:
@@ -89,6 +89,8 @@ def decode(node: Any, tensors: Callable[[int], Tensor]) -> Any:
     kind, content = node
     if kind == "tensor":
         return tensors(content)
+    if kind == "quantized":
+        return _quantized(tensors(content[0]), *content[1:])
     if kind == "list":
         return [decode(item, tensors) for item in content]
     if kind == "state_dict":
@@ -111,6 +113,26 @@ def describe(value: Any) -> str:
         return f"a {type(value).__name__}"
     more = f" and {len(value) - 8} more" if len(value) > 8 else ""
     return f"a mapping with {', '.join(map(repr, list(value)[:8])) or 'nothing in it'}{more}"
+
+
+def _is_bytes(value: Tensor) -> bool:
+    """Whether a tensor is quantized to bytes with one scale, as those of ``quantize_dynamic`` are."""
+    if not value.is_quantized or value.dtype not in (torch.qint8, torch.quint8):
+        return False
+    return value.qscheme() == torch.per_tensor_affine and value.layout == torch.strided
+
+
+def _encode_quantized(value: Tensor, tensor: Callable[[str, Tensor], int], path: str) -> Any:
+    numbers, scale, zero = value.int_repr(), float(value.q_scale()), int(value.q_zero_point())
+    if not torch.equal(_quantized(numbers, scale.hex(), zero).int_repr(), numbers):
+        return ["tensor", tensor(path, value)]  # a scale so extreme that the same does not come back: refused there
+    return ["quantized", [tensor(path, numbers), scale.hex(), zero]]
+
+
+def _quantized(numbers: Tensor, scale: str, zero: int) -> Tensor:
+    dtype = torch.qint8 if numbers.dtype == torch.int8 else torch.quint8
+    step = float.fromhex(scale)
+    return torch.quantize_per_tensor((numbers.float() - zero) * step, step, zero, dtype)
 
 
 def _below(path: str, key: Any) -> str:

@@ -2,6 +2,7 @@ import os
 import resource
 import zipfile
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import prune as torch_prune
 
+from lightning_prune.__main__ import main
 from lightning_prune.export import files
 from tests.export.same import same
 
@@ -257,3 +259,11 @@ def test_a_link_is_written_through_and_asked_like_its_file(tmp_path):
     assert "0.weight" in torch.load(tmp_path / "target.pt", weights_only=True)
     with pytest.raises(FileExistsError, match=r"link.pt' exists"):
         files.make_dense(tmp_path / "in.pt", tmp_path / "link.pt")
+
+
+@pytest.mark.parametrize("content", [b"some text\n", b'{"a": 1}', b"\x89PNG\r\n", b"", b"PK\x03\x04"], ids=range(5))
+def test_show_of_a_foreign_file_is_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert main(["show", str(tmp_path / "file")]) == 1
+    error = f"lightning_prune: error: '{tmp_path}/file' is not a file that torch.save wrote, or it is damaged\n"
+    assert capsys.readouterr() == ("", error)
