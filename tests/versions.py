@@ -11,6 +11,10 @@ TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:
 needs_averaging = pytest.mark.skipif(
     not hasattr(lightning.pytorch.callbacks, "WeightAveraging"), reason="WeightAveraging came with lightning 2.6"
 )
+takes_both_packages = pytest.mark.skipif(
+    not hasattr(lightning.pytorch.callbacks, "WeightAveraging"),
+    reason="a Trainer of lightning 2.5.0 takes no callbacks of the other package and says so",
+)
 
 
 def needs_torch(minor: int, why: str) -> pytest.MarkDecorator:

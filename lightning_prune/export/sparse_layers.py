@@ -51,7 +51,8 @@ class _Rows(nn.Module):
 
     def times(self, right: Tensor) -> Tensor:
         """The product with a dense vector or matrix, and the bias added to it, or to its columns."""
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        exporting = getattr(torch.compiler, "is_exporting", bool)  # older releases, such as 2.6, do not have it
+        if exporting() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(_NO_EXPORT)
         product, bias = self.matrix() @ right, self.bias
         return product if bias is None else product.add_(bias if right.dim() == 1 else bias.unsqueeze(1))

@@ -22,7 +22,7 @@ from lightning_prune.trainer.averages import averaged_models
 from lightning_prune.trainer.lightning import classes_of, is_logger, spawns
 from lightning_prune.trainer.refusals import require_strategy
 from tests.models import random_data, zeros
-from tests.versions import needs_averaging
+from tests.versions import needs_averaging, takes_both_packages
 
 PACKAGES = [lightning.pytorch, pytorch_lightning]
 WEIGHTS = 8 * 16 + 16 * 3
@@ -98,7 +98,9 @@ def subclass_of(cls: type) -> type:
 
 @both
 @pytest.mark.parametrize("own", [False, True], ids=["class", "subclass"])
-@pytest.mark.parametrize("other", [False, True], ids=["alike", "mixed"])
+@pytest.mark.parametrize(
+    "other", [pytest.param(False, id="alike"), pytest.param(True, id="mixed", marks=takes_both_packages)]
+)
 def test_best_file_is_sparse_and_patience_starts_anew(L: ModuleType, own: bool, other: bool, tmp_path: Path) -> None:
     """Mixed: the callbacks come from the package that the Trainer does not come from."""
     source = PACKAGES[1 - PACKAGES.index(L)] if other else L
