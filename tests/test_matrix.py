@@ -138,6 +138,13 @@ ROWS: dict[str, dict[str, Any]] = {
     "coupled channels": {**COUPLED, "schedule": Linear(**EPOCH_CURVES)},
     "coupled channels, global, read": {**COUPLED, "amount": 0.2, "scope": "global", "enforce": "read"},
     "coupled channels, rewound": {**COUPLED, "schedule": Linear(**STEP_CURVES), "rewind": Rewind(step=2)},
+    "coupled channels, taylor": {**COUPLED, "criterion": Taylor(batches=3), "schedule": Cubic(**STEP_CURVES)},
+    "coupled channels, movement": {
+        **COUPLED,
+        "criterion": "movement",
+        "schedule": Linear(**STEP_CURVES),
+        "scope": "global",
+    },
     "random coupled channels": {**COUPLED, "method": "random_structured", "schedule": Cubic(**STEP_CURVES)},
     "own": {"method": Ranked, "schedule": Linear(**EPOCH_CURVES), "scope": Budget(overrides={"last.weight": 0.3})},
     "n of m": {"method": "n_m", "schedule": Linear(begin=1, end=3, final=0.5)},

@@ -129,8 +129,11 @@ class Settings:
             raise ValueError('example_inputs= are for groups="dependency", which is not asked for')
         if self.groups is not None and self.frozen == "join":
             raise ValueError('frozen="join" is not there for groups="dependency": unfreeze before the fit, or exclude')
-        if self.groups is not None and not self.by_weights:
-            raise ValueError(f'groups="dependency" ranks channels by their weights: leave criterion={criterion!r} out')
+        if self.groups is not None and self.criterion.needs == "inputs":
+            raise ValueError(
+                f'groups="dependency" scores biases and norms with their channels, which {self.criterion} cannot: use '
+                "another criterion, such as 'taylor'"
+            )
         self.allow_unfinished = one_of("allow_unfinished", allow_unfinished, (False, True))
         if self.criterion.needs == "dense gradients" and self.enforce == "read":
             raise ValueError(f"{self.criterion} needs gradients of masked weights: leave enforce='read' out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from lightning_prune.prune.checks import require_shape
@@ -45,6 +46,11 @@ class Candidate:
     def zeros(self) -> int:
         """Number of entries that are masked."""
         return dead_entries(self.alive)
+
+    @property
+    def living_scores(self) -> Tensor:
+        """The scores, zero where entries are masked."""
+        return self.scores if self.alive is None else torch.where(self.alive, self.scores, 0)
 
     def scored(self, scores: Tensor) -> Candidate:
         """The same with other scores."""

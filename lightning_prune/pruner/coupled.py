@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from lightning_prune.prune.kernels.smallest import keep_masks
 from lightning_prune.prune.masks import next_mask
 from lightning_prune.prune.methods import LnStructured, RandomStructured
 from lightning_prune.prune.sharded.tensors import is_sharded
+from lightning_prune.pruner.candidates import Candidate, candidates_of
 from lightning_prune.pruner.channels import require_channel_scores
 from lightning_prune.pruner.granularity import Channels
 from lightning_prune.pruner.groups import (
@@ -68,17 +68,25 @@ class CoupledPruner(Pruner):
         """Itself: groups are whole from the start."""
         return self
 
-    def masks(self, targets: Sequence[Target], demand: Demand, *_: Any, **__: Any) -> list[Tensor | None]:
+    def masks(
+        self,
+        targets: Sequence[Target],
+        demand: Demand,
+        scores: Sequence[Tensor] | None = None,
+        alive: Sequence[Tensor | None] | None = None,
+    ) -> list[Tensor | None]:
         """The boolean masks of all targets after the event; ``None`` where nothing is pruned yet.
 
         Args:
             targets: All tensors of the groups.
             demand: What the event is asked for.
+            scores: Importance of their entries, one tensor of its shape for each; the parameters by default.
+            alive: Masks to start from instead of those that the tensors have.
 
         Raises:
-            ValueError: If the demand cannot be met.
+            ValueError: If the demand cannot be met, or scores do not fit.
         """
-        state = _State(self.groups.groups, targets)
+        state = _State(self.groups.groups, candidates_of(targets, scores, alive), by_weights=scores is None)
         if demand.sparsity is None and demand.amount is None:
             return state.masks_after([self._dead_in(state, i, None) for i in range(len(state.groups))])
         if demand.sparsity is not None:
@@ -109,7 +117,9 @@ class CoupledPruner(Pruner):
                     require_prunable(module, name, Layout.KEPT)
         shares = self._override_shares()
         if self.final is not None:
-            self._check_reachable(_State(self.groups.groups, targets, fresh=True), shares)
+            self._check_reachable(
+                _State(self.groups.groups, candidates_of(targets, alive=[None] * len(targets))), shares
+            )
 
     def _check_choices(self) -> None:
         if not isinstance(self.recipe.granularity, Channels):
@@ -223,7 +233,7 @@ class CoupledPruner(Pruner):
         scores = self._raw_scores(state, place)
         if self.budget.normalize is not None:
             return normalized(scores, alive, self.budget.normalize)
-        return comparable(scores, alive)
+        return scores if self.recipe.signed else comparable(scores, alive)  # sums with signs have no mean to divide by
 
     def _raw_scores(self, state: _State, place: int) -> Tensor:
         """What the method says of each channel; norms without laying channels out in rows."""
@@ -264,29 +274,33 @@ class CoupledPruner(Pruner):
 
 
 class _State:
-    """The groups of an event, with the tensors and masks they have now."""
+    """The groups of an event, with the tensors, scores and masks they have now."""
 
-    def __init__(self, groups: Sequence[ChannelGroup], targets: Sequence[Target], fresh: bool = False) -> None:
+    def __init__(
+        self, groups: Sequence[ChannelGroup], candidates: Sequence[Candidate], by_weights: bool = True
+    ) -> None:
+        kernels = [c for c in candidates if c.target.parameter.dim() > 1]
         self.groups = groups
-        self.targets = targets
-        self._tensors: dict[str, Tensor] = {t.name: t.parameter for t in targets}
-        self._masks: dict[str, Tensor | None] = {t.name: None if fresh else t.alive for t in targets}
-        self._shapes = _shapes([t for t in targets if t.parameter.dim() > 1])
-        self.total = sum(t.parameter.numel() for t in targets if t.parameter.dim() > 1)
+        self.targets = [c.target for c in candidates]
+        self._tensors: dict[str, Tensor] = {c.name: c.target.parameter for c in candidates}
+        self._masks: dict[str, Tensor | None] = {c.name: c.alive for c in candidates}
+        self._scores = {c.name: c.scores if by_weights else c.living_scores for c in candidates}
+        self._shapes = _shapes([c.target for c in kernels])
+        self.total = sum(c.numel for c in kernels)
         self.dead = [dead_channels(group, self._masks) for group in groups]
-        self.zeros_now = 0 if fresh else sum(t.zeros for t in targets if t.parameter.dim() > 1)
+        self.zeros_now = sum(c.zeros for c in kernels)
         self._orders = [_dead_first(flags) for flags in self.dead]
         # zeros that are no whole channels, such as those that were there before the fit
         self._others = False
         self._others = self.zeros_now != self.zeros([sum(flags) for flags in self.dead])
 
     def matrix(self, place: int) -> Tensor:
-        """The rows of all channels of a group."""
-        return channel_matrix(self.groups[place], self._tensors)
+        """The scores of all channels of a group as rows."""
+        return channel_matrix(self.groups[place], self._scores)
 
     def norms(self, place: int, n: float) -> Tensor:
-        """The Ln norm of each channel of a group over all its parameters; dead channels are zero."""
-        return channel_norms(self.groups[place], self._tensors, n)
+        """The Ln norm of the scores of each channel of a group, over all its parameters; dead channels are zero."""
+        return channel_norms(self.groups[place], self._scores, n)
 
     def alive(self, place: int) -> Tensor:
         """Which channels of a group are left."""

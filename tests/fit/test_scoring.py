@@ -140,7 +140,7 @@ def test_own_loops_have_criteria_too(tmp_path: Path) -> None:
     [
         ({"criterion": "tailor"}, "criterion='tailor' is unknown"),
         ({"criterion": "snip", "method": "random_unstructured"}, "RandomUnstructured reads no scores"),
-        ({"criterion": "snip", "method": "ln_structured", "groups": "dependency"}, "ranks channels by their weights"),
+        ({"criterion": "activation", "method": "ln_structured", "groups": "dependency"}, "scores biases and norms"),
         ({"criterion": "movement", "enforce": "read"}, "needs gradients of masked weights"),
     ],
 )

@@ -1,5 +1,8 @@
 """Events on coupled channels: exact numbers, floors, scores, overrides, and what is refused."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +10,8 @@ from torch import Tensor, nn
 from lightning_prune.prune import LnStructured
 from lightning_prune.pruner.budgets import Budget
 from lightning_prune.pruner.coupled import CoupledPruner, restricted
+from lightning_prune.pruner.criteria import SNIP, Criterion, Movement, SynFlow, Taylor
+from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
 from lightning_prune.pruner.dependency import find_groups
 from lightning_prune.pruner.groups import dead_channels
 from lightning_prune.pruner.method import Method, make_recipe
@@ -216,3 +221,41 @@ def test_zeros_that_are_no_whole_channels_count_for_the_target():
     custom_from_mask(model[0], "weight", mask, keep_name=True)
     reached, _ = event(pruner, targets, sparsity=0.5)
     assert reached == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(("criterion", "total"), [
+    (SNIP(), lambda parts: sum(float(p.abs().sum()) for p in parts)),
+    (Taylor(), lambda parts: sum(float(p.square().sum()) for p in parts) ** 0.5),
+    (Movement(), lambda parts: sum(float(p.sum()) for p in parts)),
+])  # fmt: skip
+def test_a_criterion_is_added_up_over_all_that_belongs_to_a_channel(criterion: Criterion, total: Any) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+    pruner, targets = pruner_of(net, torch.ones(1, 3))
+    pruner = replace(pruner, recipe=pruner.recipe.ranking(criterion))
+    net(torch.randn(9, 3)).square().sum().backward()
+    scorer = Scorer(criterion)
+    scorer.observe(targets)
+    sign = -1 if isinstance(criterion, Movement) else 1
+    first, bias, last = (sign * p.detach() * p.grad for p in (net[0].weight, net[0].bias, net[2].weight))
+    sums = [total([first[c], bias[c], last[:, c]]) for c in range(6)]
+    masks = dict(
+        zip([t.name for t in targets], masks_in_rounds(pruner, scorer, net, targets, Demand(0, amount=2)), strict=True)
+    )
+    dead = sorted(range(6), key=sums.__getitem__)[:2]
+    assert [c for c in range(6) if not masks["0.weight"][c].any()] == sorted(dead)
+    assert [c for c in range(6) if not masks["0.bias"][c]] == [c for c in range(6) if not masks["2.weight"][:, c].any()]
+    assert [c for c in range(6) if not masks["0.bias"][c]] == sorted(dead)
+
+
+def test_synflow_thins_coupled_channels_in_rounds_to_the_nearest_number() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    pruner, targets = pruner_of(net, torch.ones(1, 8), scope="global")
+    criterion = SynFlow(rounds=5, example_inputs=torch.zeros(1, 8))
+    pruner = replace(pruner, recipe=pruner.recipe.ranking(criterion))
+    masks = masks_in_rounds(pruner, Scorer(criterion), net, targets, Demand(0, sparsity=0.6))
+    kernels = [m for t, m in zip(targets, masks, strict=True) if t.parameter.dim() > 1]
+    share = sum(int((~m).sum()) for m in kernels) / sum(m.numel() for m in kernels)
+    assert abs(share - 0.6) * sum(m.numel() for m in kernels) <= pruner.slack(targets)
+    assert all(bool(m.any()) for m in kernels)

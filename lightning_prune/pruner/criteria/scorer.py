@@ -211,9 +211,10 @@ def masks_in_rounds(
         Boolean masks, ``None`` where nothing is pruned yet.
     """
     masks = [t.alive for t in targets]
-    if isinstance(scorer.criterion, Magnitude) or _asks_for_nothing(targets, demand):
+    counted = pruner.counted(targets)
+    if isinstance(scorer.criterion, Magnitude) or _asks_for_nothing(counted, demand):
         return pruner.masks(targets, demand)
-    between = _between(targets, demand, scorer.criterion.steps)
+    between = _between(counted, demand, scorer.criterion.steps)
     with Progress(f"rounds of {type(scorer.criterion).__name__}", len(between) + 1) as progress:
         for i, sparsity in enumerate(between):
             progress.at(i)
