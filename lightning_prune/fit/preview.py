@@ -9,6 +9,7 @@ from torch import nn
 
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.prune.printing import aligned, html_table
+from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.schedules.plan import Clock, Demand, Plan
 
 _MOST_EVENTS = 12
@@ -94,8 +95,15 @@ def play(model: nn.Module, run: PruningRun, plan: Plan, total: int | None, keep_
         keep_zeros: Whether present zeros are masked first.
 
     Raises:
-        ValueError: If the plan has no end or counts in fractions, and no total is given.
+        ValueError: If the plan has no end or counts in fractions, and no total is given, or if the model is split over
+            ranks, of which torch makes no copies.
     """
+    split = next((t.name for t in run.targets if is_sharded(t.parameter)), None)
+    if split is not None:
+        raise ValueError(
+            f"'{split}' is split over ranks, and torch makes no copy of such a model to try a plan on: preview it "
+            "before fully_shard or a parallel plan is applied"
+        )
     if total is not None:
         plan = plan.bound_to(total)
     if total is None and plan.last is None:

@@ -196,6 +196,19 @@ class Rewinder:
         if isinstance(self.rewind, Reinit):
             require_reinitializable(model)
 
+    def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuses optimizers of whose state each rank holds a part that is of no use to another.
+
+        Raises:
+            ValueError: Naming the class of the optimizer.
+        """
+        parted = [type(o).__name__ for o in optimizers if hasattr(o, "consolidate_state_dict")]
+        if self.rewind is not None and parted:
+            raise ValueError(
+                f"{parted[0]} keeps a part of its state on each rank, which has to be put together before it can be "
+                f"kept for {self.rewind}: leave rewind= out, or use 'ddp' with an ordinary optimizer, or fully_shard"
+            )
+
     def watch(
         self, epoch: int, step: int, model: nn.Module, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]
     ) -> None:

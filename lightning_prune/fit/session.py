@@ -111,6 +111,7 @@ class Session:
         if isinstance(saved, Kept) and not saved.means_something(self.settings):
             saved = None
         with together():
+            self._rewinder.check_optimizers(training.optimizers)
             self.plan = self._bound(training.limits)
             if saved is not None:
                 require_same_plan(saved, self.settings)

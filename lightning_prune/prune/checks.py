@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.kernels.arrays import is_binary
+from lightning_prune.prune.sharded.tensors import is_sharded
 
 
 def describe(module: nn.Module, name: str) -> str:
@@ -136,12 +137,28 @@ def require_prunable(module: nn.Module, name: str, layout: Layout) -> nn.Paramet
     """The parameter behind ``module.name``, or an error if a mask cannot be put on it in this layout."""
     parameter = require_parameter(module, name)
     if attribute.layout_of(module, name) is None:
+        _require_whole(parameter, describe(module, name), layout)
         with naming(describe(module, name)):
             attribute.require_attachable(module, name, layout)
         for taken in (f"{name}_orig", f"{name}_mask"):
             if _has_of_its_own(module, taken):
                 raise ValueError(f"{describe(module, taken)} exists already: '{name}' cannot be pruned under that name")
     return parameter
+
+
+def require_maskable(module: nn.Module, name: str) -> None:
+    """Raises an error if a fit cannot mask ``module.name``, whichever way it keeps zeros."""
+    split = is_sharded(require_parameter(module, name))
+    require_prunable(module, name, Layout.PLAIN if split else Layout.KEPT)
+
+
+def _require_whole(parameter: nn.Parameter, where: str, layout: Layout) -> None:
+    if layout is not Layout.PLAIN and is_sharded(parameter):
+        raise ValueError(
+            f"{where} is split over ranks, which swaps the parameter in each forward, so it cannot be masked when it "
+            "is read: prune by PruningCallback, or in a loop of your own by lightning_prune.Pruning, which hold the "
+            "zeros in the parameter itself"
+        )
 
 
 def _has_of_its_own(module: nn.Module, name: str) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from torch import Tensor, nn
 
-from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.checks import require_prunable
+from lightning_prune.prune.checks import require_maskable
 from lightning_prune.prune.sharded.channels import nonzero_channels
 from lightning_prune.prune.sharded.tensors import cut, dead_entries
 from lightning_prune.pruner.granularity import Granularity
@@ -73,7 +72,7 @@ def _is_alone_in(target: Target, slots: Set[tuple[int, str]]) -> bool:
 def _can_be_masked(bias: Target) -> bool:
     try:
         for module, name in bias.owners:
-            require_prunable(module, name, Layout.KEPT)
+            require_maskable(module, name)
     except (TypeError, ValueError):
         return False
     return True

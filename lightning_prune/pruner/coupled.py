@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_prune.prune.amounts import compute_nparams_to_prune
-from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.checks import naming, require_prunable
+from lightning_prune.prune.checks import naming, require_maskable
 from lightning_prune.prune.kernels.smallest import keep_masks
 from lightning_prune.prune.masks import next_mask
 from lightning_prune.prune.methods import LnStructured, RandomStructured
@@ -114,7 +113,7 @@ class CoupledPruner(Pruner):
         for target in targets:
             for module, name in target.owners:
                 with naming(f"'{target.name}' cannot be pruned"):
-                    require_prunable(module, name, Layout.KEPT)
+                    require_maskable(module, name)
         shares = self._override_shares()
         if self.final is not None:
             self._check_reachable(

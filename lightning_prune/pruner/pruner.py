@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lightning_prune.prune.amounts import compute_nparams_to_prune
-from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.checks import naming, require_prunable
+from lightning_prune.prune.checks import naming, require_maskable
 from lightning_prune.prune.functional import global_masks
 from lightning_prune.prune.kernels.grouped import grouped_keep_masks
 from lightning_prune.prune.masks import AnyMethod, next_mask
@@ -295,7 +294,7 @@ def _require_prunable(target: Target) -> None:
         holders_of(target.parameter)
     for module, name in target.owners:
         with naming(f"'{target.name}' cannot be pruned"):
-            require_prunable(module, name, Layout.KEPT)
+            require_maskable(module, name)
 
 
 def _minus(counts: Sequence[int], zeros: Sequence[int]) -> list[int]:

@@ -333,6 +333,21 @@ def reinitialized(root: Path, seed: int) -> list[dict[str, Tensor]]:
     return seen
 
 
+def test_an_optimizer_in_parts_is_refused_by_name_before_anything_is_pruned(tmp_path: Path) -> None:
+    class Parted(SGD):
+        """As ZeroRedundancyOptimizer, which gives its state only after all ranks have sent theirs to one."""
+
+        def consolidate_state_dict(self, to: int = 0) -> None:
+            raise NotImplementedError
+
+    model = Net(optimizer=lambda parameters: Parted(parameters, 0.1))
+    callback = PruningCallback(amount=0.5, epochs=[1], rewind=Rewind(epoch=0), verbose=False)
+    with pytest.raises(ValueError, match="Parted keeps a part of its state on each rank"):
+        trainer(tmp_path, callback, max_epochs=2).fit(model)
+    assert zeros(model) == 0
+    assert is_plain(model)
+
+
 def test_reinit_draws_other_values_each_time_the_same_for_a_seed(tmp_path: Path) -> None:
     one, again, other = (reinitialized(tmp_path, seed) for seed in (0, 0, 1))
     for first, second in zip(one, again, strict=True):

@@ -1,4 +1,4 @@
-"""Counts over parameters that are split over ranks: those of the whole tensors, on every rank."""
+"""Counts over parameters that are split over ranks: those of the whole tensors, on every rank; and what they refuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from lightning_prune import metrics, plots, report
+from lightning_prune import PruningCallback, metrics, plots, prune, report
 from lightning_prune.fit import checks
 from lightning_prune.prune import sparsity
 from lightning_prune.targets.select import all_targets
@@ -59,6 +59,14 @@ def work(rank: int, folder: str) -> None:
     net = distribute_module(network(), mesh, split)
     with pytest.raises(ValueError, match=r"'0.weight' is split over ranks"):
         metrics.effective_flops(net, torch.ones(1, 3, 2, 2))
+    with pytest.raises(ValueError, match=r"'0.weight' is split over ranks, and torch makes no copy"):
+        PruningCallback(amount=0.5, epochs=[0], verbose=False).preview(net)
+    for function in (prune.l1_unstructured, prune.random_unstructured):
+        with pytest.raises(ValueError, match=r"Conv2d.weight is split over ranks.*lightning_prune.Pruning"):
+            function(net[0], "weight", amount=0.5)
+    with pytest.raises(ValueError, match=r"Conv2d.weight is split over ranks"):
+        prune.global_unstructured([(net[0], "weight"), (net[1], "weight")], prune.L1Unstructured, amount=0.5)
+    assert type(net[0]) is nn.Conv2d
     torch.save(counted(net), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

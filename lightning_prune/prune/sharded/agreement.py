@@ -69,9 +69,9 @@ def require_same_masks(masks: Mapping[str, Tensor | None]) -> None:
     if wrong:
         raise RuntimeError(
             f"the masks of {len(wrong)} of {len(masks)} tensors differ between the ranks: {', '.join(wrong[:8])}. "
-            "Weights, scores and random choices have to be the same on every rank: average scores with "
-            "lightning_prune.distributed.mean_over_ranks, and draw random numbers from torch's generators only, "
-            "which each event seeds alike."
+            "Weights, scores and random choices have to be the same on every rank. Where ranks train weights apart for "
+            "a while (post-local SGD, periodic averaging), prune where they have just been averaged; average scores "
+            "of a rank's own data with lightning_prune.distributed.mean_over_ranks."
         )
 
 
