@@ -22,7 +22,8 @@ from lightning_prune.fit.preview import Preview, play
 from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.resuming import Kept, Saved, find_state
 from lightning_prune.fit.rewind import Reinit, Rewind
-from lightning_prune.fit.run import PruningEvent, PruningRun, refuse_overlap
+from lightning_prune.fit.run import PruningEvent, PruningRun
+from lightning_prune.fit.selection import refuse_overlap
 from lightning_prune.fit.session import Session, settle
 from lightning_prune.fit.settings import Settings
 from lightning_prune.pruner.budgets import Budget, Scope

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,18 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_prune.checkpoint import pack_whole, unpack
 from lightning_prune.distributed import together
+from lightning_prune.fit.mask_states import mask_state, require_bits, require_same_selection, saved_mask, tensor_state
 from lightning_prune.fit.regrowth import Regrowth
+from lightning_prune.fit.selection import Selection, restore_plain
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.base import history_of, impose
-from lightning_prune.prune.functional import remove
 from lightning_prune.prune.kernels.hashing import stream
 from lightning_prune.prune.kernels.randomness import seeded
-from lightning_prune.prune.masks import AnyMethod
-from lightning_prune.prune.methods import CustomFromMask
-from lightning_prune.prune.sharded.tensors import cut, dead_entries, is_sharded
+from lightning_prune.prune.sharded.tensors import dead_entries
 from lightning_prune.pruner.biases import mask_of_bias
 from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
 from lightning_prune.pruner.method import make_recipe
@@ -64,7 +59,7 @@ class PruningEvent:
         return self.zeros > self.before
 
 
-class PruningRun:
+class PruningRun(Selection):
     """Masks of one model and where its plan stands.
 
     Args:
@@ -83,7 +78,6 @@ class PruningRun:
         events: Number of events so far.
         done: Time up to which the plan is carried out, ``None`` before its first time.
         started: Whether training has started, so that masks may be there.
-        sharded: Whether the tensors are split over ranks.
         untouched: Names of tensors of nothing but zeros, which were not taken as pruned.
         regrowth: What regrowth did, ``None`` before its first update.
     """
@@ -101,13 +95,9 @@ class PruningRun:
         model: nn.Module | None = None,
         biases: Sequence[Target] = (),
     ) -> None:
-        self._along = {t.name for t in biases}
-        self.targets = [*targets, *(t for t in biases if t.parameter.requires_grad)]
+        super().__init__(targets, frozen, biases, layout, join, origin=str(pruner.recipe))
         self.pruner = pruner
         self.seed = seed
-        self.layout = layout
-        self.frozen = [*frozen, *(t for t in biases if not t.parameter.requires_grad)]
-        self.join = join
         self._guard = guard
         self.scorer = scorer
         self._model = model
@@ -115,21 +105,13 @@ class PruningRun:
         self.done: int | None = None
         self.started = False
         self.regrowth: Regrowth | None = None
-        self.sharded = any(is_sharded(t.parameter) for t in [*self.targets, *self.frozen])
         self._keeping = False
         self.untouched: list[str] = []
-        self._note()
-        self._origin = str(pruner.recipe)
 
     @property
     def counted(self) -> list[Target]:
         """The targets whose weights count, not the biases and norms that are masked with their channels."""
         return self.pruner.counted(self.ranked)
-
-    @property
-    def ranked(self) -> list[Target]:
-        """The targets that the pruner makes masks of; the others are biases that go with their channels."""
-        return [t for t in self.targets if t.name not in self._along]
 
     @property
     def total(self) -> int:
@@ -147,22 +129,6 @@ class PruningRun:
         return self.zeros / self.total if self.total else 0.0
 
     @property
-    def masks(self) -> dict[str, Tensor | None]:
-        """The mask of each target by its name, ``None`` = nothing pruned."""
-        return {t.name: t.alive for t in self.targets}
-
-    @property
-    def pruned(self) -> dict[str, Tensor]:
-        """The masks of the targets that are pruned, by name."""
-        return {name: mask for name, mask in self.masks.items() if mask is not None}
-
-    @property
-    def history(self) -> dict[str, AnyMethod]:
-        """The methods that made the mask of each target that is pruned."""
-        made = {t.name: history_of(*t.owners[0]) for t in self.targets}
-        return {name: method for name, method in made.items() if method is not None}
-
-    @property
     def units(self) -> int:
         """Weights in one unit that is pruned, summed over tensors: how far rounding can miss a target."""
         return self.pruner.slack(self.ranked)
@@ -176,51 +142,10 @@ class PruningRun:
         """
         self.started = True
         for target in self.targets:
-            _restore_plain(target, self._impose)
+            restore_plain(target, self._impose)
         self._keeping = keep_zeros
         if keep_zeros and take:
             self._keep_zeros(self.targets)
-
-    def refresh(self, model: nn.Module) -> list[str]:
-        """Follows layers that were replaced since: the tensor that has a target's name now takes its place.
-
-        It begins without a mask, and the next event prunes it like the others. A name that is gone is no target any
-        more. A parameter that a parametrization took over stays the same target.
-
-        Args:
-            model: The model.
-
-        Returns:
-            Names of the targets that were replaced or are gone.
-        """
-        there = all_targets(model)
-        slots = {(id(module), name): t for t in there for module, name in t.owners}
-        parameters = {id(t.parameter): t for t in there}
-        names = {alias: t for t in there for alias in t.aliases}
-        changed: list[str] = []
-        targets: list[Target] = []
-        for target in self.targets:
-            module, name = target.owners[0]
-            in_slot, known = slots.get((id(module), name)), self._known[target.name]
-            if in_slot is not None and in_slot.parameter.shape == known.shape:
-                targets.append(target)
-            elif id(known) in parameters:
-                targets.append(target if target.alive is not None else _as(target, parameters[id(known)]))
-            else:
-                changed.append(target.name)
-                self._forget(target)
-                targets += [_as(target, names[target.name])] if target.name in names else []
-        self.targets = targets
-        self._note()
-        return changed
-
-    def _note(self) -> None:
-        self._known = {t.name: t.parameter for t in self.targets}
-
-    def _forget(self, target: Target) -> None:
-        for module, name in target.owners:
-            if attribute.layout_of(module, name) is not None:
-                remove(module, name)
 
     def moved_to(self, model: nn.Module) -> PruningRun:
         """The same selection and method on a copy of the model.
@@ -232,23 +157,6 @@ class PruningRun:
         biases = [there[t.name] for t in self.targets if t.name in self._along]
         targets = [there[t.name] for t in self.ranked]
         return PruningRun(targets, self.pruner, self.seed, self.layout, biases=biases)
-
-    def overlap(self, other: PruningRun) -> list[str]:
-        """Names of the tensors that both runs prune, or will when they are trainable."""
-        mine = {id(t.parameter) for t in self._eventual()}
-        return [t.name for t in other._eventual() if id(t.parameter) in mine]
-
-    def leave_to(self, other: PruningRun) -> None:
-        """Leaves biases alone that another run has selected."""
-        theirs = {id(t.parameter) for t in other._eventual() if t.name not in other._along}
-        left = {t.name for t in self._eventual() if t.name in self._along and id(t.parameter) in theirs}
-        self._along -= left
-        self.targets = [t for t in self.targets if t.name not in left]
-        self.frozen = [t for t in self.frozen if t.name not in left]
-        self._note()
-
-    def _eventual(self) -> list[Target]:
-        return [*self.targets, *(self.frozen if self.join else ())]
 
     def prune(self, demand: Demand, at_random: bool = False) -> PruningEvent:
         """Carries out one event; a refused one changes nothing.
@@ -341,32 +249,20 @@ class PruningRun:
         if self._keeping:
             self._keep_zeros(unfrozen)
 
-    def _impose(self, target: Target, mask: Tensor) -> None:
-        for module, name in target.owners:
-            impose(CustomFromMask(None, self._origin), module, name, mask, self.layout)
-        if self.sharded:
-            dead_entries(mask)  # counted now, when all ranks are here
-
     def require_same_masks(self) -> None:
         """Raises RuntimeError on every rank if masks differ between ranks."""
         if self._guard is not None:
             self._guard(self.masks)
 
-    def close(self) -> None:
-        """Makes the pruning permanent: plain parameters with zeros."""
-        with contextlib.ExitStack() as everything:  # goes on with the others where one fails
-            for target in reversed(self.targets):
-                everything.callback(self._forget, target)
-
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs, as tensors and plain types."""
-        return {**self._position(), "tensors": {t.name: _tensor_state(t) for t in self.targets}}
+        return {**self._position(), "tensors": {t.name: tensor_state(t) for t in self.targets}}
 
     def state_later(self) -> Callable[[], dict[str, Any]]:
         """What gives the :meth:`state_dict` of now, when all ranks are there to put masks together that are split."""
         position = self._position()
         masks = {t.name: (list(t.parameter.shape), t.alive) for t in self.targets}
-        return lambda: {**position, "tensors": {name: _mask_state(*mask) for name, mask in masks.items()}}
+        return lambda: {**position, "tensors": {name: mask_state(*mask) for name, mask in masks.items()}}
 
     def _position(self) -> dict[str, Any]:
         return {
@@ -387,7 +283,7 @@ class PruningRun:
         """
         found = {t.name: t for t in [*self.targets, *self.frozen]}
         selected = [name for name in found if name not in self._along]  # states of before do not know biases
-        _require_same_selection([*state["tensors"], *state.get("frozen", found)], selected)
+        require_same_selection([*state["tensors"], *state.get("frozen", found)], selected)
         for name, saved in state["tensors"].items():
             if name not in found or list(found[name].parameter.shape) != list(saved["shape"]):
                 here = f"of shape {tuple(found[name].parameter.shape)}" if name in found else "not selected"
@@ -396,7 +292,7 @@ class PruningRun:
                     f"'{name}' of shape {tuple(saved['shape'])}, which is {here} here; selected are {', '.join(found)}"
                 )
         for name, saved in state["tensors"].items():
-            _require_bits(name, saved)
+            require_bits(name, saved)
         self.seed, self.events, self.done = state["seed"], state["events"], state["done"]
         known = {*state["tensors"], *state.get("frozen", ())}
         late = [found.pop(t.name) for t in self.targets if t.name in self._along and t.name not in known]
@@ -416,7 +312,7 @@ class PruningRun:
             Names of the tensors that were given other weights since, which are not zero under the mask; if there are
             any, nothing is masked.
         """
-        masks = {t: self._saved_mask(t, state["tensors"].get(t.name, {})) for t in self.targets}
+        masks = {t: saved_mask(t, state["tensors"].get(t.name, {})) for t in self.targets}
         found = {t: mask for t, mask in masks.items() if mask is not None}
         plain = {} if self.sharded else found
         others = [t.name for t, mask in plain.items() if attribute.hidden_values(t.parameter, mask)]
@@ -426,14 +322,8 @@ class PruningRun:
                 self._impose(target, mask)
         return others
 
-    @property
-    def disturbed(self) -> list[str]:
-        """Names of the tensors whose parameter holds values under the mask, which only the masked read hides."""
-        masks = {} if self.sharded else {t: t.alive for t in self.targets}
-        return [t.name for t, m in masks.items() if m is not None and attribute.hidden_values(t.parameter, m)]
-
     def _restore(self, target: Target, saved: Mapping[str, Any]) -> None:
-        mask = self._saved_mask(target, saved)
+        mask = saved_mask(target, saved)
         if mask is None:
             return
         self._impose(target, mask)
@@ -441,80 +331,8 @@ class PruningRun:
             with torch.no_grad():
                 target.parameter[~mask] = saved["hidden"].to(target.parameter)
 
-    def _saved_mask(self, target: Target, saved: Mapping[str, Any]) -> Tensor | None:
-        """The mask in a state, on the device and in the memory format of the parameter."""
-        if "bits" not in saved or list(target.parameter.shape) != list(saved["shape"]):
-            return None
-        mask = cut(unpack(saved["bits"], saved["shape"]), target.parameter.detach())
-        if is_sharded(mask):
-            return mask
-        return torch.empty_like(target.parameter, dtype=torch.bool, requires_grad=False).copy_(mask)
-
-
-def _require_same_selection(then: Iterable[str], now: Sequence[str]) -> None:
-    more = [name for name in now if name not in set(then)]
-    if more:
-        raise ValueError(
-            f"the pruning state is that of another selection: {', '.join(more)} were not selected when it was saved; "
-            "select the same tensors, or begin anew from the checkpoint's weights with keep_zeros=True"
-        )
-
-
-def refuse_overlap(run: PruningRun, others: Iterable[PruningRun]) -> None:
-    """Raises ValueError if another run prunes a tensor of this one; a bias is left to the run that has selected it."""
-    runs = list(others)
-    for other in runs:
-        run.leave_to(other)
-        other.leave_to(run)
-    shared = [name for other in runs for name in run.overlap(other)]
-    if shared:
-        raise ValueError(
-            f"two PruningCallbacks select the same tensors: {', '.join(shared)}; tell them apart by parameters= and "
-            "exclude="
-        )
-
 
 def sparsity_of(runs: Sequence[PruningRun]) -> float:
     """Share of masked weights among those that several runs selected."""
     total = sum(run.total for run in runs)
     return sum(run.zeros for run in runs) / total if total else 0.0
-
-
-def _tensor_state(target: Target) -> dict[str, Any]:
-    """A mask as bits, and the values under it where an optimizer or a user made them non-zero."""
-    mask, parameter = target.alive, target.parameter.detach()
-    state = _mask_state(list(parameter.shape), mask)
-    if mask is not None and not is_sharded(mask) and attribute.hidden_values(parameter, mask):
-        state["hidden"] = parameter[~mask].cpu()
-    return state
-
-
-def _require_bits(name: str, saved: Mapping[str, Any]) -> None:
-    wanted = -(-math.prod(saved["shape"]) // 8)
-    if "bits" in saved and saved["bits"].numel() != wanted:
-        raise ValueError(
-            f"the mask of '{name}' of shape {tuple(saved['shape'])} should have {wanted} bytes in the pruning state, "
-            f"it has {saved['bits'].numel()}: the file is damaged"
-        )
-
-
-def _mask_state(shape: list[int], mask: Tensor | None) -> dict[str, Any]:
-    return {"shape": shape} if mask is None else {"shape": shape, "bits": pack_whole(mask)}
-
-
-def _as(target: Target, other: Target) -> Target:
-    """Another tensor in the place of a target, under its name."""
-    first, *others = other.places
-    return replace(other, places=(first._replace(name=target.name), *others))
-
-
-def _restore_plain(target: Target, impose: Callable[[Target, Tensor], None]) -> None:
-    """Ends the layout in which ``target`` was pruned before, and imposes the same mask anew."""
-    mask = target.alive
-    if mask is None:
-        return
-    mask = mask.clone()
-    for module, name in target.owners:
-        if attribute.layout_of(module, name) is not None:
-            remove(module, name)
-    impose(target, mask)

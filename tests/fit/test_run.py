@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from lightning_prune.fit.erasing import erase
-from lightning_prune.fit.run import PruningRun, refuse_overlap, sparsity_of
+from lightning_prune.fit.run import PruningRun, sparsity_of
+from lightning_prune.fit.selection import refuse_overlap
 from lightning_prune.prune import is_pruned, l1_unstructured
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.pruner.biases import biases_of
