@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,18 +15,15 @@ from lightning_prune.prune.kernels.smallest import keep_masks
 from lightning_prune.prune.masks import next_mask
 from lightning_prune.prune.methods import LnStructured, RandomStructured
 from lightning_prune.prune.sharded.tensors import is_sharded
-from lightning_prune.pruner.candidates import Candidate, candidates_of
+from lightning_prune.pruner.candidates import candidates_of
+from lightning_prune.pruner.channel_state import ChannelState, shapes_of
 from lightning_prune.pruner.channels import require_channel_scores
 from lightning_prune.pruner.granularity import Channels
 from lightning_prune.pruner.groups import (
     ChannelGroup,
     Groups,
     LeftOut,
-    channel_matrix,
-    channel_norms,
     comparable,
-    dead_channels,
-    masks_without,
     nearest,
     zeros_after,
 )
@@ -56,7 +53,7 @@ class CoupledPruner(Pruner):
 
     def slack(self, targets: Sequence[Target]) -> int:
         """How many weights rounding to whole channels can miss a target by: those of the largest channel."""
-        shapes = _shapes(self.counted(targets))
+        shapes = shapes_of(self.counted(targets))
         sizes = []
         for group in self.groups.groups:
             own = {s.name: shapes[s.name] for s in group.masked if s.name in shapes}
@@ -85,7 +82,7 @@ class CoupledPruner(Pruner):
         Raises:
             ValueError: If the demand cannot be met, or scores do not fit.
         """
-        state = _State(self.groups.groups, candidates_of(targets, scores, alive), by_weights=scores is None)
+        state = ChannelState(self.groups.groups, candidates_of(targets, scores, alive), by_weights=scores is None)
         if demand.sparsity is None and demand.amount is None:
             return state.masks_after([self._dead_in(state, i, None) for i in range(len(state.groups))])
         if demand.sparsity is not None:
@@ -117,7 +114,7 @@ class CoupledPruner(Pruner):
         shares = self._override_shares()
         if self.final is not None:
             self._check_reachable(
-                _State(self.groups.groups, candidates_of(targets, alive=[None] * len(targets))), shares
+                ChannelState(self.groups.groups, candidates_of(targets, alive=[None] * len(targets))), shares
             )
 
     def _check_choices(self) -> None:
@@ -135,7 +132,7 @@ class CoupledPruner(Pruner):
         if self.budget.scope == "global":
             require_channel_scores(self.recipe.make(0, 0))
 
-    def _check_reachable(self, state: _State, shares: dict[int, float]) -> None:
+    def _check_reachable(self, state: ChannelState, shares: dict[int, float]) -> None:
         assert self.final is not None
         counts = [round(shares[i] * g.channels) if i in shares else self._cap(g) for i, g in enumerate(state.groups)]
         wanted, most = round(self.final * state.total), state.zeros(counts)
@@ -168,7 +165,7 @@ class CoupledPruner(Pruner):
                 )
         return shares
 
-    def _dead_at_target(self, state: _State, sparsity: float) -> list[list[bool]]:
+    def _dead_at_target(self, state: ChannelState, sparsity: float) -> list[list[bool]]:
         """The dead channels with which the zeros come nearest to a share of all weights."""
         wanted, base = round(sparsity * state.total), [sum(flags) for flags in state.dead]
         if wanted <= state.zeros_now:
@@ -187,7 +184,7 @@ class CoupledPruner(Pruner):
         steps = nearest(len(order), lambda n: state.zeros(counts(n), _by_group(order[:n])), wanted)
         return self._with(state, counts(steps), order[:steps])
 
-    def _dead_after_amount(self, state: _State, amount: int | float) -> list[list[bool]]:
+    def _dead_after_amount(self, state: ChannelState, amount: int | float) -> list[list[bool]]:
         """The dead channels after an amount of what is left of each group, or of all together."""
         shares = self._override_shares()
         left = [g.channels - sum(dead) for g, dead in zip(state.groups, state.dead, strict=True)]
@@ -202,7 +199,7 @@ class CoupledPruner(Pruner):
             counts[i] += 1
         return self._with(state, counts, order)
 
-    def _order(self, state: _State, free: Sequence[int]) -> list[tuple[int, int | None]]:
+    def _order(self, state: ChannelState, free: Sequence[int]) -> list[tuple[int, int | None]]:
         """(group, channel) in the order in which channels die, up to what each group lets go.
 
         With ``scope="global"`` by their scores; else the group with the smallest share of dead channels is next, and
@@ -227,14 +224,14 @@ class CoupledPruner(Pruner):
                 order.append((i, channel))
         return order
 
-    def _scores(self, state: _State, place: int) -> Tensor:
+    def _scores(self, state: ChannelState, place: int) -> Tensor:
         alive = state.alive(place)
         scores = self._raw_scores(state, place)
         if self.budget.normalize is not None:
             return normalized(scores, alive, self.budget.normalize)
         return scores if self.recipe.signed else comparable(scores, alive)  # sums with signs have no mean to divide by
 
-    def _raw_scores(self, state: _State, place: int) -> Tensor:
+    def _raw_scores(self, state: ChannelState, place: int) -> Tensor:
         """What the method says of each channel; norms without laying channels out in rows."""
         method, alive = require_channel_scores(self.recipe.make(0, 0)), state.alive(place)
         if type(method) is RandomStructured:  # reads the number of channels only
@@ -243,7 +240,9 @@ class CoupledPruner(Pruner):
             return state.norms(place, float(method.n))
         return method.channel_scores(torch.where(alive[:, None], state.matrix(place), 0))
 
-    def _with(self, state: _State, counts: Sequence[int], order: Sequence[tuple[int, int | None]]) -> list[list[bool]]:
+    def _with(
+        self, state: ChannelState, counts: Sequence[int], order: Sequence[tuple[int, int | None]]
+    ) -> list[list[bool]]:
         """The dead channels of each group: those that were ranked, else as many as are asked for, by the method."""
         ranked = _by_group(order)
         dead = []
@@ -256,7 +255,7 @@ class CoupledPruner(Pruner):
                 dead.append(self._dead_in(state, i, more) if more > 0 else state.dead[i])
         return dead
 
-    def _dead_in(self, state: _State, place: int, count: int | None) -> list[bool]:
+    def _dead_in(self, state: ChannelState, place: int, count: int | None) -> list[bool]:
         """The dead channels of one group after the method dropped ``count`` more."""
         if count is not None and self.recipe.cls in (LnStructured, RandomStructured) and not self.recipe.signed:
             alive, scores = state.alive(place), self._raw_scores(state, place)
@@ -270,72 +269,6 @@ class CoupledPruner(Pruner):
         if all(dead):
             dead[state.dead[place].index(False)] = False
         return dead
-
-
-class _State:
-    """The groups of an event, with the tensors, scores and masks they have now."""
-
-    def __init__(
-        self, groups: Sequence[ChannelGroup], candidates: Sequence[Candidate], by_weights: bool = True
-    ) -> None:
-        kernels = [c for c in candidates if c.target.parameter.dim() > 1]
-        self.groups = groups
-        self.targets = [c.target for c in candidates]
-        self._tensors: dict[str, Tensor] = {c.name: c.target.parameter for c in candidates}
-        self._masks: dict[str, Tensor | None] = {c.name: c.alive for c in candidates}
-        self._scores = {c.name: c.scores if by_weights else c.living_scores for c in candidates}
-        self._shapes = _shapes([c.target for c in kernels])
-        self.total = sum(c.numel for c in kernels)
-        self.dead = [dead_channels(group, self._masks) for group in groups]
-        self.zeros_now = sum(c.zeros for c in kernels)
-        self._orders = [_dead_first(flags) for flags in self.dead]
-        # zeros that are no whole channels, such as those that were there before the fit
-        self._others = False
-        self._others = self.zeros_now != self.zeros([sum(flags) for flags in self.dead])
-
-    def matrix(self, place: int) -> Tensor:
-        """The scores of all channels of a group as rows."""
-        return channel_matrix(self.groups[place], self._scores)
-
-    def norms(self, place: int, n: float) -> Tensor:
-        """The Ln norm of the scores of each channel of a group, over all its parameters; dead channels are zero."""
-        return channel_norms(self.groups[place], self._scores, n)
-
-    def alive(self, place: int) -> Tensor:
-        """Which channels of a group are left."""
-        name = self.groups[place].masked[0].name
-        return ~torch.tensor(self.dead[place], device=self._tensors[name].device)
-
-    def zeros(self, counts: Sequence[int], known: Mapping[int, Sequence[int | None]] | None = None) -> int:
-        """Masked weights of matrices and kernels with so many dead channels in each group.
-
-        Args:
-            counts: Dead channels of each group.
-            known: Which ones died besides those that are dead now, where that is known.
-        """
-        dead = [self._dying(i, count, (known or {}).get(i, ())) for i, count in enumerate(counts)]
-        if not self._others:
-            return zeros_after(self.groups, dead, self._shapes)
-        flags = [_flags(channels, group) for channels, group in zip(dead, self.groups, strict=True)]
-        masks = masks_without(self.groups, flags, self._masks, self._tensors)
-        kept = [masks[name] for name in self._shapes]
-        return sum(mask.numel() - int(mask.count_nonzero()) for mask in kept if mask is not None)
-
-    def _dying(self, place: int, count: int, known: Sequence[int | None]) -> Sequence[int]:
-        """So many channels of a group, those first that are dead now, then those that are known to die."""
-        order = self._orders[place]
-        named = [channel for channel in known if channel is not None]
-        if not named:
-            return order[:count]
-        first = [*order[: sum(self.dead[place])], *named]
-        seen = set(first)
-        return [*first, *(channel for channel in order if channel not in seen)][:count]
-
-    def masks_after(self, dead: Sequence[Sequence[bool]]) -> list[Tensor | None]:
-        """The masks of all targets with these channels dead."""
-        new = [[f and not was for f, was in zip(a, b, strict=True)] for a, b in zip(dead, self.dead, strict=True)]
-        masks = masks_without(self.groups, new, self._masks, self._tensors)
-        return [masks[t.name] for t in self.targets]
 
 
 def restricted(groups: Groups, selected: Sequence[Target], everything: Sequence[Target]) -> tuple[Groups, list[Target]]:
@@ -368,17 +301,6 @@ def restricted(groups: Groups, selected: Sequence[Target], everything: Sequence[
     return replace(groups, groups=tuple(fitting), left_out=tuple(left)), [t for t in everything if t.name in names]
 
 
-def _dead_first(flags: Sequence[bool]) -> list[int]:
-    """All channels, those that are dead first."""
-    return sorted(range(len(flags)), key=lambda channel: not flags[channel])
-
-
-def _flags(channels: Sequence[int], group: ChannelGroup) -> list[bool]:
-    """One bool for each channel of a group."""
-    chosen = set(channels)
-    return [channel in chosen for channel in range(group.channels)]
-
-
 def _by_group(order: Iterable[tuple[int, int | None]]) -> dict[int, list[int | None]]:
     found: dict[int, list[int | None]] = {}
     for group, channel in order:
@@ -388,7 +310,3 @@ def _by_group(order: Iterable[tuple[int, int | None]]) -> dict[int, list[int | N
 
 def _is_kernel(name: str) -> bool:
     return not name.endswith("bias")
-
-
-def _shapes(targets: Sequence[Target]) -> dict[str, tuple[int, ...]]:
-    return {t.name: tuple(t.parameter.shape) for t in targets}
