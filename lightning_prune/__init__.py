@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lightning_prune.fit.rewind import Reinit, Rewind
     from lightning_prune.fit.run import PruningEvent
     from lightning_prune.lottery import LotteryResults, LotteryRow, LotteryTicket
+    from lightning_prune.prune.warning import PruningWarning
     from lightning_prune.pruner.budgets import Budget
     from lightning_prune.pruner.criteria import (
         SNIP,
@@ -50,6 +51,7 @@ _HOMES = {
     "lightning_prune.fit.rewind": ("Reinit", "Rewind"),
     "lightning_prune.fit.run": ("PruningEvent",),
     "lightning_prune.lottery": ("LotteryResults", "LotteryRow", "LotteryTicket"),
+    "lightning_prune.prune.warning": ("PruningWarning",),
     "lightning_prune.pruner.budgets": ("Budget",),
     "lightning_prune.pruner.criteria": (
         *("SNIP", "Activation", "Criterion", "Fisher", "GraSP"),
@@ -94,6 +96,7 @@ __all__ = [
     "Pruning",
     "PruningCallback",
     "PruningEvent",
+    "PruningWarning",
     "Regrow",
     "Reinit",
     "Rewind",

@@ -26,6 +26,7 @@ from lightning_prune.fit.run import PruningEvent, PruningRun
 from lightning_prune.fit.selection import refuse_overlap
 from lightning_prune.fit.session import Session, settle
 from lightning_prune.fit.settings import Settings
+from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.pruner.budgets import Budget, Scope
 from lightning_prune.pruner.criteria.named import CriterionLike
 from lightning_prune.pruner.method import Method
@@ -437,7 +438,8 @@ class PruningCallback(CallbackBase):
         elif state is not None:
             self._loaded = Saved(state)
         else:
-            rank_zero_warn(f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh")
+            message = f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh"
+            rank_zero_warn(message, category=PruningWarning)
 
     def _key(self, **words: Any) -> str:
         return f"{type(self).__qualname__}{words!r}"  # as other callbacks of Lightning have it

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_prune.export.extras import safetensors, zstandard
 from lightning_prune.export.sparse_files import is_sparse_file, load_sparse, save_sparse
+from lightning_prune.prune.warning import PruningWarning
 
 
 class SparseCheckpointIO(TorchCheckpointIO):
@@ -61,7 +62,8 @@ class SparseCheckpointIO(TorchCheckpointIO):
         try:
             save_sparse(checkpoint, path, compress=self.compress)
         except ValueError as error:
-            rank_zero_warn(f"'{os.fspath(path)}' is written as an ordinary checkpoint: {error}")
+            message = f"'{os.fspath(path)}' is written as an ordinary checkpoint: {error}"
+            rank_zero_warn(message, category=PruningWarning)
             super().save_checkpoint(checkpoint, path)
 
     def load_checkpoint(

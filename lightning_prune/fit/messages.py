@@ -12,6 +12,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lightning_prune import report
 from lightning_prune.fit import checks
 from lightning_prune.fit.run import PruningEvent, PruningRun
+from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.pruner.coupled import CoupledPruner
 from lightning_prune.schedules.plan import Plan
 from lightning_prune.targets.names import listing
@@ -118,7 +119,7 @@ class Announcer:
         for kind in kinds:
             if kind not in self._warned:
                 self._warned.add(kind)
-                rank_zero_warn(message or kind)
+                rank_zero_warn(message or kind, category=PruningWarning)
 
 
 def _channels(run: PruningRun) -> str:

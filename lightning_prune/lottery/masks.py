@@ -16,6 +16,7 @@ from lightning_prune.checkpoint import pack, unpack
 from lightning_prune.fit.erasing import erase
 from lightning_prune.fit.messages import without_effect
 from lightning_prune.fit.run import PruningRun
+from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.patterns import Patterns
@@ -59,7 +60,7 @@ class Masking:
         run.load_state_dict(state)
         event = run.prune(Demand(run.events + 1, amount=self.amount))
         if message := without_effect(event, "level"):
-            rank_zero_warn(message)
+            rank_zero_warn(message, category=PruningWarning)
         erase(run.targets, [])
         pruned = run.state_dict()
         run.close()

@@ -14,6 +14,7 @@ from torch import nn
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.checks import describe
+from lightning_prune.prune.warning import PruningWarning
 
 Pair = tuple[nn.Module, str]
 
@@ -35,6 +36,7 @@ def warn_of_twins(owners: Mapping[int, Sequence[Pair]]) -> None:
                 f"{where} is the parameter of {', '.join(describe(*pair) for pair in others)} too: only {where} is "
                 "masked now, and remove() will write the zeros for all of them; prune them together with "
                 "global_unstructured to give them one mask",
+                category=PruningWarning,
                 stacklevel=5,
             )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_prune.fit.run import PruningRun, sparsity_of
 from lightning_prune.prune.arguments import instance_of, one_of
+from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.schedules.plan import Plan
 
 Running = Sequence[tuple[PruningRun, Plan]]
@@ -151,7 +152,8 @@ class SparsityLog:
         if keys - self._theirs:
             rank_zero_warn(
                 f"{', '.join(sorted(keys - self._theirs))} is logged by something else too, so not by pruning: "
-                "log=Log(prefix='prune/') gives it a key of its own"
+                "log=Log(prefix='prune/') gives it a key of its own",
+                category=PruningWarning,
             )
             self._theirs |= keys
 
