@@ -39,7 +39,7 @@ from lightning_prune.trainer.limits import limits_of
 from lightning_prune.trainer.logs import Log, Running, SparsityLog, as_log
 from lightning_prune.trainer.loop import training_of
 from lightning_prune.trainer.monitors import FreshScores
-from lightning_prune.trainer.refusals import require_fit
+from lightning_prune.trainer.refusals import explain, require_fit, require_rewindable
 
 if TYPE_CHECKING:
     CallbackBase = Callback
@@ -113,7 +113,8 @@ class PruningCallback(CallbackBase):
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint``, ``EarlyStopping`` and
             ``ReduceLROnPlateau`` compare only scores from then on, so that the best checkpoint is one of the highest
             sparsity reached. Until the next validation what they monitor is the worst finite value.
-        allow_unfinished: Accept a plan that the Trainer's limits cannot finish; otherwise an error when fit starts.
+        allow_unfinished: Accept a plan that the Trainer's limits cannot finish, which is an error when fit starts
+            otherwise, and one that is not carried out to its end, which is a warning otherwise.
         log: Log ``sparsity`` and the ``sparsity/target`` of a schedule; a :class:`~lightning_prune.Log` says more (keys
             of tensors, a prefix, the progress bar), ``False`` = log nothing. Of several callbacks on a model the first
             one logs, for all of them.
@@ -306,6 +307,8 @@ class PruningCallback(CallbackBase):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts masks back that a checkpoint or an earlier fit of this model left."""
         session = self._at_work()
+        if self.settings.rewind is not None:
+            require_rewindable(trainer, session.plan)
         self._log.start(trainer)
         limits = limits_of(trainer, self._max_epochs)
         session.start(training_of(trainer, pl_module, limits), self._loaded or self._left.get(pl_module))
@@ -389,9 +392,10 @@ class PruningCallback(CallbackBase):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves a plain model."""
+        explain(exception)
         if self._is_of(trainer):
             self._scores.close(trainer)
-            self._finish(alone=True)
+            self._finish(alone=True, failed=isinstance(exception, Exception))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leaves a plain model."""
@@ -411,7 +415,8 @@ class PruningCallback(CallbackBase):
     def state_dict(self) -> dict[str, Any]:
         """Masks and position; those of the model at hand are kept after a fit until the next one."""
         if self._session is not None and self._session.run.started:
-            return self._session.state_dict()
+            files = self._scores.state_dict()
+            return self._session.state_dict() | ({"files": files} if files else {})
         self._asked = True
         model = None if self._model is None else self._model()
         saved = self._loaded or (None if model is None else self._left.get(model))
@@ -437,6 +442,7 @@ class PruningCallback(CallbackBase):
             self._left[pl_module] = None if state is None else Kept(state)
         elif state is not None:
             self._loaded = Saved(state)
+            self._scores.load_state_dict(state.get("files", {}))
         else:
             message = f"the checkpoint has no state of this pruning ({self.state_key}): the plan starts afresh"
             rank_zero_warn(message, category=PruningWarning)
@@ -537,13 +543,13 @@ class PruningCallback(CallbackBase):
         for event in events:
             self.on_pruned(trainer, pl_module, event)
 
-    def _finish(self, alone: bool = False) -> None:
+    def _finish(self, alone: bool = False, failed: bool = False) -> None:
         session, self._session, self._trainer = self._session, None, None
         if session is None:
             return
         self._ended = session.run.pruned, session.run.history
         self._regrowth = session.run.regrowth
-        state = session.close(alone)
+        state = session.close(alone, failed)
         if session.run.started:
             self._left[session.model] = Kept(state)
         self._loaded = None

@@ -99,7 +99,13 @@ def _mean(values: Tensor) -> Tensor | float:
 
 
 def _fill_with_mean(target: Target, moments: Tensor | None) -> None:
-    if moments is None or target.alive is None or moments.shape != target.parameter.shape or moments.is_complex():
+    if (
+        moments is None
+        or not _is_written(moments)
+        or target.alive is None
+        or moments.shape != target.parameter.shape
+        or moments.is_complex()
+    ):
         return
     values, alive = local(moments), local(target.alive)
     write_zeros(values, alive)
@@ -114,11 +120,21 @@ def _erase(target: Target, *tensors: object) -> None:
     for tensor in tensors:
         if alive is not None and _is_written(tensor) and tensor.shape == alive.shape:
             write_zeros(local(tensor.detach()), local(alive).to(tensor.device))
+        elif alive is not None and _is_of_few_bits(tensor) and tensor.shape == alive.shape:
+            tensor.copy_(torch.where(alive, tensor.dequantize(), 0))
 
 
 def _is_written(tensor: object) -> TypeGuard[Tensor]:
-    """Whether zeros can be written; states that an optimizer keeps in few bits are of types of their own."""
+    """Whether zeros can be written into a tensor entry by entry."""
     return isinstance(tensor, Tensor) and (type(tensor) in (Tensor, nn.Parameter) or is_sharded(tensor))
+
+
+def _is_of_few_bits(tensor: object) -> TypeGuard[Tensor]:
+    """Whether it is of a type of its own that is written and read as a whole, such as torchao's states of 8 and 4 bits.
+
+    What cannot be read is left alone: gradients under the mask are zero, so what is in there decays.
+    """
+    return isinstance(tensor, Tensor) and type(tensor).dequantize is not Tensor.dequantize
 
 
 def _erase_state(optimizer: Optimizer, pruned: Sequence[Target]) -> None:

@@ -136,13 +136,16 @@ class Pruning:
 
     def finish(self) -> None:
         """Leaves a plain model with zeros; nothing is followed any more."""
+        self._finish(failed=False)
+
+    def _finish(self, failed: bool) -> None:
         if self._session is None:
             return
         _ = self.masks, self.sparsity, self.regrowth
         session, self._session = self._session, None
         for handle in self._handles:
             handle.remove()
-        self._last = dict(session.close())
+        self._last = dict(session.close(failed=failed))
 
     def state_dict(self) -> dict[str, Any]:
         """All that going on needs, as tensors and plain types."""
@@ -173,7 +176,7 @@ class Pruning:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leaves a plain model."""
-        self.finish()
+        self._finish(failed=isinstance(error, Exception))
 
     def _tick(self, only: Clock | None) -> None:
         session, now = self._at_work(), self._training()

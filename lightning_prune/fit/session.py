@@ -265,19 +265,20 @@ class Session:
         """Tells of weights that training moved under masks that only reading applies."""
         self._say.disturbed(self.run.disturbed)
 
-    def close(self, alone: bool = False) -> Mapping[str, Any]:
+    def close(self, alone: bool = False, failed: bool = False) -> Mapping[str, Any]:
         """Leaves a plain model, tensor by tensor, whatever fails, and says what was reached.
 
         Args:
             alone: Other ranks may not be here to exchange anything.
+            failed: An error ended the training, which says enough.
 
         Returns:
             The state for a next training; one that has to be gathered is when it is first read, on all ranks.
         """
         silent = alone and self.run.sharded
         with contextlib.ExitStack() as after:
-            if self.run.started and not silent:
-                shortfall = unfinished(self.run, self.plan)
+            if self.run.started and not silent and not failed:
+                shortfall = None if self.settings.allow_unfinished else unfinished(self.run, self.plan)
                 after.callback(self._say.end, self.model, self.run.counted, self.plan, shortfall)
             after.callback(self.run.close)
             after.callback(reshard, self.model)

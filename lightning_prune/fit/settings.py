@@ -58,6 +58,15 @@ def _refuse_unknown(arguments: Mapping[str, Any]) -> None:
         raise TypeError(f"there is no argument {', '.join(arguments)}{''.join(known)}")
 
 
+def _refuse_function(amount: object) -> None:
+    if callable(amount):
+        raise TypeError(
+            "amount= is a number, got a function: schedule=Steps({3: 0.5, 6: 0.8}) names targets by their times, "
+            "schedule=FromFunction(...) computes them, and a subclass of PruningCallback whose method due gives "
+            "Demand(time, amount=...) decides each time anew"
+        )
+
+
 class Settings:
     """All that says what is pruned, how, how much and when; the arguments are those of ``PruningCallback``.
 
@@ -97,6 +106,7 @@ class Settings:
         **unknown: Any,
     ) -> None:
         _refuse_unknown(unknown)
+        _refuse_function(amount)
         self.budget = as_budget(scope)
         self.criterion = as_criterion(criterion)
         recipe = make_recipe(method, 2 if n is None else n, dim, method_kwargs)

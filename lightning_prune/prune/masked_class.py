@@ -19,6 +19,7 @@ from lightning_prune.prune import assigning
 from lightning_prune.prune.kernels.arrays import is_binary
 from lightning_prune.prune.kernels.embeddings import renorm_rows
 from lightning_prune.prune.kernels.masking import zero_under
+from lightning_prune.prune.loading import accept_zeros, layout_errors
 from lightning_prune.prune.reading import (
     Assigned,
     Layout,
@@ -131,9 +132,10 @@ class Masked(nn.Module):
                 destination[prefix + name] = value if keep_vars else value.detach()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        accept_zeros(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         error_msgs = kwargs["error_msgs"] if "error_msgs" in kwargs else args[-1]
-        error_msgs.extend(_layout_errors(self._masked_layouts, state_dict, prefix))
+        error_msgs.extend(layout_errors(self._masked_layouts, state_dict, prefix))
         for name in list(self._masked_layouts):
             note_softness(self, name)
 
@@ -251,24 +253,6 @@ def hidden_values(parameter: Tensor | None, mask: Tensor) -> bool:
     if parameter is None or parameter.is_meta:
         return False
     return not zero_under(local(parameter), local(mask))  # of a sharded one, what this rank holds: no exchange
-
-
-def _layout_errors(layouts: Mapping[str, Layout], state_dict: dict[str, Any], prefix: str) -> list[str]:
-    errors = []
-    for name, layout in layouts.items():
-        dense, pruned = prefix + name, prefix + name + "_orig"
-        if layout is Layout.DOCUMENTED and dense in state_dict and pruned not in state_dict:
-            errors.append(
-                f"'{dense}' is pruned in this module ('{pruned}' and '{dense}_mask' are wanted), the state is "
-                "dense: convert it with lightning_prune.checkpoint.to_pruned(state_dict, module), or call "
-                "lightning_prune.prune.remove before loading."
-            )
-        if layout is not Layout.DOCUMENTED and pruned in state_dict:
-            errors.append(
-                f"the state holds '{pruned}' and '{dense}_mask' as torch.nn.utils.prune writes them, '{dense}' "
-                "is wanted: convert it with lightning_prune.checkpoint.to_dense(state_dict)."
-            )
-    return errors
 
 
 def _views(name: str) -> dict[str, property]:

@@ -15,7 +15,7 @@ save, and what, stays their own affair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -140,6 +140,14 @@ class FreshScores:
         self._averages: set[str] = set()
         self._kept: set[str] = set(_POSITIONS)
         self._begun = self._mixed = False
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Scores of files that are out of competition, by the callbacks that saved them and the paths."""
+        return {key: dict(scores) for key, scores in self._real.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Takes the scores of :meth:`state_dict`."""
+        self._real = {key: dict(scores) for key, scores in state.items()}
 
     def start(self, trainer: Trainer) -> None:
         """Begins a fit: scores that an earlier one took out of competition stay out.

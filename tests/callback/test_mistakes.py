@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from lightning_prune import FromFunction, Linear, OneShot, PruningCallback
+from lightning_prune import FromFunction, Linear, OneShot, PruningCallback, PruningWarning, Rewind
 from lightning_prune.prune import BasePruningMethod
-from tests.models import net, trainer, zeros
+from tests.models import Net, net, trainer, zeros
 
 
 @pytest.mark.parametrize(
@@ -125,3 +129,42 @@ def test_a_frozen_embedding_has_no_sparse_gradients(tmp_path: Any) -> None:
     chosen = ["table.weight", "first.weight"]
     trainer(tmp_path, PruningCallback(amount=8, parameters=chosen, epochs=[0], verbose=False), epochs=1).fit(model)
     assert (zeros(model, "first.weight"), zeros(model, "table.weight")) == (8, 8)
+
+
+def test_a_function_as_amount_is_refused_with_what_decides_instead() -> None:
+    with pytest.raises(TypeError, match=r"got a function: schedule=Steps.*FromFunction.*due"):
+        PruningCallback(amount=lambda epoch: 0.1)  # type: ignore[arg-type]
+
+
+def test_resuming_a_checkpoint_with_masks_of_torch_says_how_to_make_it_plain(tmp_path: Path) -> None:
+    theirs = net()
+    torch.nn.utils.prune.l1_unstructured(theirs.first, "weight", amount=0.5)
+    fit = trainer(tmp_path)
+    fit.fit(theirs)
+    fit.save_checkpoint(tmp_path / "torch.ckpt")
+    with pytest.raises(RuntimeError, match=r"dense IN OUT.*to_dense.*keep_zeros=True"):
+        trainer(tmp_path, PruningCallback(), epochs=5).fit(net(), ckpt_path=tmp_path / "torch.ckpt")
+
+
+def test_a_fit_that_an_error_ends_says_nothing_of_its_plan(tmp_path: Path) -> None:
+    class Broken(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise ArithmeticError("no loss")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PruningWarning)
+        with pytest.raises(ArithmeticError, match="no loss"):
+            trainer(tmp_path, PruningCallback(amount=0.5, epochs=[0, 2])).fit(Broken())
+
+
+def test_what_averaging_makes_impossible_to_rewind_is_refused_at_the_start(tmp_path: Path) -> None:
+    model, pruning = net(), PruningCallback(amount=0.5, epochs=[1, 4], rewind=Rewind(epoch=0), verbose=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=4)
+    with pytest.raises(ValueError, match="at the start of epoch 3, and rewind= cannot bring them back at epoch 4"):
+        trainer(tmp_path, pruning, averaging, epochs=6).fit(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+    model, averaging = net(), StochasticWeightAveraging(1e-2, swa_epoch_start=6)
+    trainer(tmp_path, pruning, averaging, epochs=7).fit(model)
+    assert zeros(model) == 132

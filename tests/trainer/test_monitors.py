@@ -425,3 +425,20 @@ def test_a_second_fit_keeps_earlier_scores_out_of_competition(tmp_path: Path) ->
     fit.fit(model, train, validation)
     assert [round(float(score), 4) for score in checkpoint.best_k_models.values()] == [0.99, 1.98, 1.97, 1.96]
     assert checkpoint.best_model_path.endswith("step=40.ckpt")
+
+
+def test_files_get_their_scores_back_after_a_resume_in_a_new_process(tmp_path: Path) -> None:
+    train, validation = loaders()
+    kept = []
+    for name, parts in (("straight", (6,)), ("resumed", (4, 6))):
+        last = None
+        for epochs in parts:
+            checkpoint = ModelCheckpoint(tmp_path / name, "{epoch}", monitor="val_loss", save_top_k=-1)
+            pruning = PruningCallback(amount=0.5, epochs=[2, 4], verbose=False, allow_unfinished=True)
+            fit = trainer(tmp_path, [pruning, checkpoint], max_epochs=epochs)
+            fit.fit(Falling(), train, validation, ckpt_path=last)
+            last = tmp_path / name / f"epoch={epochs - 1}.ckpt"
+        kept.append({Path(path).name: round(float(s), 4) for path, s in checkpoint.best_k_models.items()})
+    assert kept[0] == kept[1]
+    assert len(kept[0]) == 6
+    assert max(kept[0].values()) < 10
