@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Optimizer
 
 from lightning_prune.prune.kernels.masking import write_zeros
-from lightning_prune.prune.sharded.tensors import is_sharded, local
+from lightning_prune.prune.sharded.tensors import dead_entries, holders_of, is_sharded, local
 from lightning_prune.targets.select import Target
 
 _SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
@@ -40,16 +40,16 @@ def erase(targets: Sequence[Target], optimizers: Iterable[Optimizer], copies: It
             memory afresh.
         copies: Other modules that hold the same parameters by the same names, such as averaged models.
     """
-    pruned = [target for target in targets if target.alive is not None]
-    for target in pruned:
-        _erase(target, target.parameter, target.parameter.grad)
+    pruned = {target: mask for target in targets if (mask := target.alive) is not None}
+    for target, mask in pruned.items():
+        _erase(mask, target.parameter, target.parameter.grad)
     for optimizer in optimizers:
         _erase_state(optimizer, pruned)
         fill_second_moments(optimizer, pruned)
     for copy in copies:
-        parameters = {name.removeprefix("module."): p for name, p in copy.named_parameters()}
-        for target in pruned:
-            _erase(target, parameters.get(target.name))
+        held = _by_name(copy)
+        for target, mask in pruned.items():
+            _erase(mask, held.get(target.name))
 
 
 @torch.no_grad()
@@ -70,32 +70,38 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
 
 
 @torch.no_grad()
-def begin_anew(target: Target, grown: Tensor, optimizers: Iterable[Optimizer]) -> None:
-    """Lets weights of a tensor begin as ones that were never trained.
+def begin_anew(stayed: Mapping[Target, Tensor], optimizers: Iterable[Optimizer], copies: Iterable[nn.Module]) -> None:
+    """Lets all weights of some tensors but those that stayed begin as ones that were never trained.
 
     Args:
-        target: The tensor, with its present mask.
-        grown: Boolean, its shape: the weights. They become 0, and so do all states that optimizers have of them, but
-            second moments, which become the mean of those of the other weights that are not masked.
-        optimizers: All optimizers of the run.
+        stayed: For each tensor which weights stayed: boolean, its shape, split like it. The others become 0, and so do
+            all states that optimizers have of them, but second moments, which become the mean of those that stayed.
+        optimizers: All optimizers of the run; L-BFGS starts its memory afresh.
+        copies: Other modules that hold the same parameters by the same names, such as averaged models.
     """
-    parameter, alive = target.parameter, target.alive
-    parameter.detach().masked_fill_(grown, 0)
-    others = ~grown if alive is None else alive & ~grown
+    averages = [_by_name(copy) for copy in copies]
+    for target, mask in stayed.items():
+        _erase(mask, target.parameter, *(held.get(target.name) for held in averages))
     for optimizer in optimizers:
-        second = _second_moments(optimizer)
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if _is_written(value) and value.shape == grown.shape:
-                value.masked_fill_(grown, _mean(value[others]) if key in second else 0)
+        _erase_state(optimizer, stayed)
+        for target, mask in stayed.items():
+            state = optimizer.state.get(target.parameter, {})
+            for moments in (state.get(key) for key in _second_moments(optimizer)):
+                if _is_written(moments) and moments.shape == mask.shape and not moments.is_complex():
+                    _fill_with_mean_of(moments, mask)
+
+
+def _fill_with_mean_of(moments: Tensor, stayed: Tensor) -> None:
+    """Writes the mean of some entries into all others, which are 0."""
+    values, number = local(moments), stayed.numel() - dead_entries(stayed)
+    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    mean = float(holders_of(moments).total(total)) / max(number, 1)
+    if 0 < mean < math.inf:
+        values.add_(~local(stayed).to(values.device), alpha=mean)
 
 
 def _second_moments(optimizer: Optimizer) -> tuple[str, ...]:
     return (*_SECOND_MOMENTS, "sum") if isinstance(optimizer, Adagrad) else _SECOND_MOMENTS
-
-
-def _mean(values: Tensor) -> Tensor | float:
-    mean = values.mean() if values.numel() else torch.zeros(())
-    return mean if bool(mean.isfinite()) else 0.0
 
 
 def _fill_with_mean(target: Target, moments: Tensor | None) -> None:
@@ -114,13 +120,16 @@ def _fill_with_mean(target: Target, moments: Tensor | None) -> None:
         values.add_(~alive, alpha=mean)
 
 
-def _erase(target: Target, *tensors: object) -> None:
+def _by_name(copy: nn.Module) -> dict[str, nn.Parameter]:
+    return {name.removeprefix("module."): parameter for name, parameter in copy.named_parameters()}
+
+
+def _erase(alive: Tensor, *tensors: object) -> None:
     """Writes zeros into the tensors that have an entry for each weight."""
-    alive = target.alive
     for tensor in tensors:
-        if alive is not None and _is_written(tensor) and tensor.shape == alive.shape:
+        if _is_written(tensor) and tensor.shape == alive.shape:
             write_zeros(local(tensor.detach()), local(alive).to(tensor.device))
-        elif alive is not None and _is_of_few_bits(tensor) and tensor.shape == alive.shape:
+        elif _is_of_few_bits(tensor) and tensor.shape == alive.shape:
             tensor.copy_(torch.where(alive, tensor.dequantize(), 0))
 
 
@@ -137,10 +146,10 @@ def _is_of_few_bits(tensor: object) -> TypeGuard[Tensor]:
     return isinstance(tensor, Tensor) and type(tensor).dequantize is not Tensor.dequantize
 
 
-def _erase_state(optimizer: Optimizer, pruned: Sequence[Target]) -> None:
+def _erase_state(optimizer: Optimizer, alive: Mapping[Target, Tensor]) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    held_targets = [target for target in pruned if id(target.parameter) in held]
+    held_targets = [target for target in alive if id(target.parameter) in held]
     if isinstance(optimizer, LBFGS) and held_targets:
         optimizer.state.clear()
     for target in held_targets:
-        _erase(target, *optimizer.state.get(target.parameter, {}).values())
+        _erase(alive[target], *optimizer.state.get(target.parameter, {}).values())

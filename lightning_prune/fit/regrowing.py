@@ -11,66 +11,24 @@ optimizers divide by their roots: after 0 the first step would be several times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_prune.checkpoint import pack, unpack
-from lightning_prune.fit.erasing import begin_anew, erase
+from lightning_prune.checkpoint import pack_whole, unpack
+from lightning_prune.fit.erasing import begin_anew
 from lightning_prune.fit.limits import Limits
+from lightning_prune.fit.means import Means
 from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.fit.training import Training
-from lightning_prune.prune.kernels.signed import signed_keep_masks
-from lightning_prune.prune.kernels.smallest import keep_masks
+from lightning_prune.prune.sharded.masks import both, either, moved_mask
+from lightning_prune.prune.sharded.tensors import cut, dead_entries, local, split_like
 from lightning_prune.schedules.plan import Clock
 from lightning_prune.schedules.regrow import Regrow
 from lightning_prune.targets.target import Target
-
-
-def moved_mask(
-    weight: Tensor,
-    alive: Tensor,
-    scores: Tensor,
-    count: int,
-    *,
-    strict: bool = True,
-    signed: bool = False,
-    name: str = "weight",
-) -> Tensor:
-    """The mask after the smallest weights were dropped and as many masked ones came back.
-
-    Of equal weights the first ones are dropped, of equal scores the last ones come back.
-
-    Args:
-        weight: A tensor.
-        alive: Its boolean mask (True = kept).
-        scores: Of its shape; those with the largest come back.
-        count: How many weights move; at most as many as are left, and with ``strict`` as are masked.
-        strict: Whether those that are dropped now cannot come back now.
-        signed: Whether scores are ranked with their signs instead of their magnitude.
-        name: For messages.
-
-    Returns:
-        A boolean mask with as many zeros as before.
-
-    Raises:
-        ValueError: If a weight that is left, or a score of a masked one, is NaN.
-
-    Example:
-        >>> weight, alive = torch.tensor([3.0, 1.0, 0.0, 0.0]), torch.tensor([True, True, False, False])
-        >>> moved_mask(weight, alive, torch.tensor([9.0, 9.0, 1.0, 2.0]), 1)
-        tensor([ True, False, False,  True])
-        >>> moved_mask(weight, alive, torch.tensor([9.0, 9.0, 1.0, 2.0]), 1, strict=False)
-        tensor([ True,  True, False, False])
-    """
-    mask = keep_masks([weight], count, alive=[alive], names=[f"'{name}'"])[0]
-    masked = ~(alive if strict else mask)
-    rank = signed_keep_masks if signed else keep_masks
-    stay = int(masked.count_nonzero()) - count
-    return mask.logical_or_(rank([scores], stay, alive=[masked], names=[f"scores of '{name}'"])[0])
 
 
 class Regrowing:
@@ -89,6 +47,8 @@ class Regrowing:
         self._ever: dict[str, Tensor] = {}
         self._updates = 0
         self._time = 0
+        self._open = False
+        self._means = Means()
 
     def bind(self, limits: Limits) -> None:
         """Counts fractions of the run in steps.
@@ -108,14 +68,15 @@ class Regrowing:
         self._regrow = self._regrow if total is None else self._regrow.in_steps(max(total, 1))
 
     def wants(self, training: Training) -> bool:
-        """Whether weights move at the step that comes next.
+        """Whether the gradients of the step that comes next are needed.
 
         Args:
             training: The moment before the batch.
         """
         now = training.time(self._clock)
         trained = [t for t in self._run.targets if t.parameter.requires_grad]
-        return any(self._due(target, now) is not None for target in trained)
+        self._open = self._soon(training)
+        return self._open or any(self._due(target, now) is not None for target in trained)
 
     def see(self, targets: Sequence[Target], training: Training) -> None:
         """Moves the weights of tensors for which it is time.
@@ -127,9 +88,13 @@ class Regrowing:
         now = training.time(self._clock)
         times = {target: self._due(target, now) for target in targets}
         due = {target: time for target, time in times.items() if time is not None}
+        for target in targets if self._regrow.window > 1 else ():
+            if self._open or target in due:
+                self._means.add(target.name, _gradient(target))
         if due:
             self._update(due, training)
             self._done.update({target.name: now for target in due})
+            self._means.forget(target.name for target in due)
 
     @property
     def _clock(self) -> Clock:
@@ -139,48 +104,65 @@ class Regrowing:
         """The time of the update that has come for a tensor; intervals count from when it is there."""
         return self._regrow.latest(self._done.setdefault(target.name, now), now)
 
+    def _soon(self, training: Training) -> bool:
+        """Whether an update follows whose window the next step is in; of epochs in the first step of the next one."""
+        ahead, now = self._regrow.window - 1, training.time(self._clock)
+        if self._clock == "step":
+            return self._regrow.latest(now, now + ahead) is not None
+        near = training.left is not None and training.left <= ahead
+        return near and self._regrow.latest(now, now + 1) is not None
+
     def _update(self, due: Mapping[Target, int], training: Training) -> None:
         before = {target: mask for target in due if (mask := target.alive) is not None}
         key = f"regrow {max(due.values())} {next(iter(due)).name}"
         after = self._run.move(lambda: {t: self._mask(t, mask, due[t]) for t, mask in before.items()}, key)
-        erase(list(after), training.optimizers, training.averages())
+        stayed = {target: both(mask, before[target]) for target, mask in after.items()}
+        begin_anew(stayed, training.optimizers, training.averages())
         for target, mask in after.items():
-            grown = mask & ~before[target]
-            begin_anew(target, grown, training.optimizers)
-            self._moved[target.name] = int(grown.count_nonzero())
-            self._ever[target.name] = self._ever.get(target.name, before[target]) | mask
+            self._moved[target.name] = dead_entries(stayed[target]) - dead_entries(mask)
+            self._ever[target.name] = either(self._ever.get(target.name, before[target]), mask)
         if max(due.values()) > self._time:
             self._updates, self._time = self._updates + 1, max(due.values())
         self._run.regrowth = self._told()
 
     def _mask(self, target: Target, alive: Tensor, time: int) -> Tensor:
-        weight, gradient = target.parameter.detach(), target.parameter.grad
-        assert gradient is not None
-        dense = gradient.detach() if gradient.layout is torch.strided else gradient.detach().to_dense()
-        scores = self._regrow.scores(weight, dense)
-        if scores.shape != weight.shape:
+        weight, regrow = target.parameter.detach(), self._regrow
+        gradient = self._means.of(target.name) if regrow.window > 1 else _gradient(target)
+        scores = regrow.scores(local(weight), gradient)
+        if scores is not None and scores.shape != gradient.shape:
             raise ValueError(
-                f"{type(self._regrow).__name__}.scores gave shape {tuple(scores.shape)} for '{target.name}' of shape "
-                f"{tuple(weight.shape)}: one score for each weight is needed"
+                f"{type(regrow).__name__}.scores gave shape {tuple(scores.shape)} for '{target.name}' of shape "
+                f"{tuple(gradient.shape)}: one score for each weight is needed"
             )
-        strict, masked = self._regrow.strict, target.zeros
-        count = round(self._regrow.share(time) * (weight.numel() - masked))
-        count = min(count, masked) if strict else count
-        return moved_mask(weight, alive, scores, count, strict=strict, signed=self._regrow.signed, name=target.name)
+        masked = target.zeros
+        count = round(regrow.share(time) * (weight.numel() - masked))
+        count = min(count, masked) if regrow.strict else count
+        given = None if scores is None else split_like(scores, weight)
+        return moved_mask(weight, alive, given, count, strict=regrow.strict, signed=regrow.signed, name=target.name)
 
     def _told(self) -> Regrowth:
-        run, sizes = self._run, {name: int(mask.count_nonzero()) for name, mask in self._ever.items()}
+        run, sizes = self._run, {name: mask.numel() - dead_entries(mask) for name, mask in self._ever.items()}
         ever = sum(sizes.get(t.name, t.parameter.numel() - t.zeros) for t in run.targets)
-        return Regrowth(self._updates, self._time, sum(self._moved.values()), run.total - run.zeros, ever, run.total)
+        left, moved = run.total - run.zeros, sum(self._moved.values())
+        return Regrowth(self._updates, self._time, moved, left, ever, run.total, self._clock)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that resuming needs, as tensors and plain types."""
-        return {
+        """All that resuming needs, as tensors and plain types; every rank has to call it for split tensors."""
+        return self.state_later()()
+
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """What gives the :meth:`state_dict` of now, when all ranks are there."""
+        position = {
             "done": dict(self._done),
             "moved": dict(self._moved),
             "updates": self._updates,
             "time": self._time,
-            "ever": {name: {"bits": pack(mask), "shape": list(mask.shape)} for name, mask in self._ever.items()},
+        }
+        ever, means = dict(self._ever), self._means.state_later({t.name: t.parameter for t in self._run.targets})
+        return lambda: {
+            **position,
+            "ever": {name: {"bits": pack_whole(mask), "shape": list(mask.shape)} for name, mask in ever.items()},
+            **means(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -191,8 +173,20 @@ class Regrowing:
         """
         self._done, self._moved = dict(state["done"]), dict(state["moved"])
         self._updates, self._time = state["updates"], state["time"]
-        devices = {t.name: t.parameter.device for t in self._run.targets}
-        ever = {name: saved for name, saved in state["ever"].items() if name in devices}
-        self._ever = {name: unpack(s["bits"], s["shape"]).to(devices[name]) for name, s in ever.items()}
+        parameters = {t.name: t.parameter.detach() for t in self._run.targets}
+        ever = {name: saved for name, saved in state["ever"].items() if name in parameters}
+        self._ever = {
+            name: cut(unpack(saved["bits"], saved["shape"]).to(parameters[name].device), parameters[name])
+            for name, saved in ever.items()
+        }
+        self._means.load_state_dict(state, parameters)
         if self._updates:
             self._run.regrowth = self._told()
+
+
+def _gradient(target: Target) -> Tensor:
+    """What this rank holds of the gradient of a tensor, without gradient of its own, dense."""
+    gradient = target.parameter.grad
+    assert gradient is not None
+    part = local(gradient.detach())
+    return part if part.layout is torch.strided else part.to_dense()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_prune.schedules.plan import Clock
+
 
 @dataclass(frozen=True)
 class Regrowth:
@@ -16,6 +18,7 @@ class Regrowth:
         left: Weights that are not masked.
         ever: Weights that were unmasked at any update or the start.
         total: Selected weights.
+        unit: What ``time`` counts.
 
     Example:
         >>> found = Regrowth(updates=3, time=300, moved=5, left=50, ever=80, total=1000)
@@ -29,6 +32,7 @@ class Regrowth:
     left: int
     ever: int
     total: int
+    unit: Clock = "step"
 
     @property
     def churn(self) -> float:

@@ -298,8 +298,15 @@ class Session:
     def _state_later(self) -> Later:
         """The state of now, of which each rank keeps its part until somebody reads it."""
         of_run, settings, rewinder = self.run.state_later(), self.settings.values(), self._rewinder
-        regrow = {} if self._regrowing is None else {"regrow": self._regrowing.state_dict()}
-        return Later(lambda: {**of_run(), "settings": settings, "rewind": rewinder.state_dict(), **regrow})
+        regrown = None if self._regrowing is None else self._regrowing.state_later()
+        return Later(
+            lambda: {
+                **of_run(),
+                "settings": settings,
+                "rewind": rewinder.state_dict(),
+                **({} if regrown is None else {"regrow": regrown()}),
+            }
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Puts masks, position and snapshot back."""

@@ -226,9 +226,6 @@ class Settings:
         targets, frozen = select_trainable(model, self.parameters, self.exclude, join, spare_outputs=spared)
         eventual = [*targets, *frozen]
         sharded = any(is_sharded(t.parameter) for t in eventual)
-        if sharded and self.regrow is not None:
-            split = next(t.name for t in eventual if is_sharded(t.parameter))
-            raise ValueError(f"'{split}' is split over ranks, where regrow= is not there: use 'ddp', or leave it out")
         pruner, targets = self._pruner_of(model, targets, sharded)
         layout = Layout.PLAIN if sharded or self.enforce == "in_place" else Layout.KEPT
         pruned = [*targets, *frozen] if join else targets

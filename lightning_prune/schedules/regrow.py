@@ -21,7 +21,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from lightning_prune.schedules.base import Unit, nearest_step
@@ -51,6 +50,8 @@ class Regrow(ABC):
             that schedule and scope say, since no weight has been trained; ``"method"`` ranks them by ``method=`` there
             too, as for a model that is trained already.
         strict: Whether weights that are dropped at an update cannot come back at the same one.
+        window: Optimizer steps over which gradients are averaged for an update, its own included; ``every`` averages
+            all since the last update. More than one takes a tensor of the weights' size and a pass in each of them.
 
     Raises:
         TypeError: If a number is none, or ``every`` no whole one.
@@ -68,6 +69,7 @@ class Regrow(ABC):
     decay: Decay = "cosine"
     initial: Initial = "random"
     strict: bool = True
+    window: int = 1
 
     def __post_init__(self) -> None:
         for name, known in (("unit", Unit), ("decay", Decay), ("initial", Initial)):
@@ -77,6 +79,7 @@ class Regrow(ABC):
             raise TypeError(f"{self._named('strict')}; True or False is needed")
         self._require_share("fraction")
         self._require_count("every", 1)
+        self._require_count("window", 1)
         for name in ("begin", "until"):
             if self.unit == "fraction":
                 self._require_share(name)
@@ -86,18 +89,19 @@ class Regrow(ABC):
             raise ValueError(f"{self._named('until')} lies before begin={self.begin!r}")
 
     @abstractmethod
-    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:
+    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor | None:
         """How much each weight should come back; of the masked ones those of the largest scores do.
 
         Random numbers are the same on every rank, and none of those that training draws.
 
         Args:
-            weight: A tensor that is pruned, with zeros; not to be changed.
-            gradient: The gradient of the step that is about to be made, of all its weights, masked ones too; averaged
-                over accumulated batches and ranks, not clipped. Not to be changed.
+            weight: A tensor that is pruned, with zeros; not to be changed. Of one that is split over ranks, as by
+                ``fully_shard``, this rank's part.
+            gradient: The gradient of the step that is about to be made, or the mean over the ``window``, of all its
+                weights, masked ones too; averaged over accumulated batches and ranks, not clipped. Not to be changed.
 
         Returns:
-            A floating-point tensor of the same shape.
+            A floating-point tensor of the same shape; ``None`` lets random weights come back.
         """
 
     def is_update(self, t: int) -> bool:
@@ -185,12 +189,12 @@ class SET(Regrow):
     the smallest magnitudes of both kinds alike, while here the smallest of all. Its share does not decay; that is
     ``SET(every=1, until=..., unit="epoch", decay="constant")``.
 
-    >>> SET(every=50)
-    SET(fraction=0.3, every=50, begin=0, until=0.75, unit='fraction', decay='cosine', initial='random', strict=True)
+    >>> SET(every=1, until=30, unit="epoch", decay="constant").share(20)
+    0.3
     """
 
-    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:  # noqa: D102
-        return torch.rand(weight.shape, device=weight.device)
+    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor | None:  # noqa: D102
+        return None
 
 
 class RigL(Regrow):
@@ -205,5 +209,5 @@ class RigL(Regrow):
     0.25
     """
 
-    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:  # noqa: D102
-        return gradient.abs()
+    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor | None:  # noqa: D102
+        return gradient  # ranked by its magnitude

@@ -1,6 +1,6 @@
 """All benchmarks in one run: ratios to torch.nn.utils.prune, to dense training and to a pass over the memory.
 
-python -m tests.benchmarks [--quick] [--weights 60000000] [events] [functions] [fits] [training] [memory] [using]
+python -m tests.benchmarks [--quick] [--weights 60000000] [NAME ...]   # one or more of BENCHMARKS, all by default
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.benchmarks import events, fits, functions, memory, training, using
+from tests.benchmarks import events, fits, functions, memory, training, updates, using
 
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "events": events.main,
@@ -21,7 +21,10 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "training": training.main,
     "memory": memory.main,
     "using": using.main,
+    "updates": updates.main,
 }
+
+SIZED = ("events", "functions", "updates")
 
 
 def main() -> None:
@@ -29,9 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="ratio benchmarks on one thread")
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="name", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="fewer and smaller: under a minute, not for quoting")
-    parser.add_argument("--weights", type=int, default=60_000_000, help="how many weights events and functions prune")
+    parser.add_argument("--weights", type=int, default=60_000_000, help=f"how many weights {', '.join(SIZED)} prune")
     arguments = parser.parse_args()
-    sized = {name: functools.partial(BENCHMARKS[name], size=arguments.weights) for name in ("events", "functions")}
+    sized = {name: functools.partial(BENCHMARKS[name], size=arguments.weights) for name in SIZED}
     torch.manual_seed(0)
     torch.set_num_threads(1)
     print(f"{_processor()}, torch {torch.__version__}, 1 thread of processor time")

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_prune import Budget, PruningCallback, Reinit, Rewind
+from lightning_prune import SET, Budget, Constant, Cubic, PruningCallback, Reinit, Rewind, RigL
 from tests.distributed import models, workers_sharded
 from tests.distributed.launch import RANKS, Check
 from tests.distributed.models import GLOBAL_BATCH, Fitted, Mlp
@@ -41,9 +41,20 @@ PRUNINGS: dict[str, dict[str, Any]] = {
         "epochs": [1],
     },
     "rewind": {"schedule": None, "amount": 0.3, "epochs": [1, 2], "scope": "global", "rewind": Rewind(step=3)},
+    "rigl": {"schedule": Constant(final=0.6), "scope": "erk", "regrow": RigL(every=3, until=15, unit="step")},
+    "rigl, window": {
+        "schedule": Constant(final=0.6),
+        "regrow": RigL(every=5, until=15, unit="step", window=4, strict=False),
+    },
+    "set": {"schedule": Constant(final=0.6), "regrow": SET(every=1, until=4, unit="epoch", decay="constant")},
+    "rigl, rising": {
+        "schedule": Cubic(final=0.7, end=10, every=3, unit="step"),
+        "scope": "global",
+        "regrow": RigL(every=4, until=15, unit="step"),
+    },
     "reinit": {"schedule": None, "amount": 0.3, "epochs": [1, 2], "scope": "global", "rewind": Reinit(seed=5)},
 }
-RESUMED = ("global", "random", "rewind")
+RESUMED = ("global", "random", "rewind", "rigl, window")
 LAYOUTS: dict[int, tuple[str, ...]] = {
     2: ("ddp", "rows", "partly", "1 x 2"),
     3: ("partly", "1 x 3"),
@@ -57,7 +68,7 @@ MAKE: dict[str, Any] = {
 
 
 def pruning_of(name: str, **kwargs: Any) -> PruningCallback:
-    return PruningCallback(**{"schedule": schedule(), "verbose": False, **PRUNINGS[name], **kwargs})
+    return PruningCallback(**{"schedule": schedule(), "seed": 1, "verbose": False, **PRUNINGS[name], **kwargs})
 
 
 class Laid(Mlp):

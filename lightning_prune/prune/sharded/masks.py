@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_prune.prune.kernels import moving
 from lightning_prune.prune.kernels.hashing import stream
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.sharing import ALONE, Sharing
@@ -15,7 +16,16 @@ from lightning_prune.prune.kernels.signed import signed_keep_masks
 from lightning_prune.prune.sharded.agreement import together
 from lightning_prune.prune.sharded.ranks import OverRanks, lowest, several_ranks
 from lightning_prune.prune.sharded.smallest import sharded_keep_masks
-from lightning_prune.prune.sharded.tensors import box_of, cut, holders_of, is_sharded, local, split_like, whole
+from lightning_prune.prune.sharded.tensors import (
+    box_of,
+    cut,
+    dead_entries,
+    holders_of,
+    is_sharded,
+    local,
+    split_like,
+    whole,
+)
 
 
 def magnitude_masks(
@@ -84,6 +94,55 @@ def signed_masks(
         return on_whole_tensors(lambda s, a: signed_keep_masks(s, count, alive=a, names=names), scores, alive)
     keys = [split_like(_order(local(score)), score) for score in scores]
     return magnitude_masks(keys, count, alive, names)
+
+
+def moved_mask(
+    weight: Tensor,
+    alive: Tensor,
+    scores: Tensor | None,
+    count: int,
+    *,
+    strict: bool = True,
+    signed: bool = False,
+    name: str = "weight",
+) -> Tensor:
+    """The mask after the smallest weights were dropped and as many masked ones came back, as of a whole tensor.
+
+    Args:
+        weight: Plain or split; every rank has to call it for a split one.
+        alive: Its boolean mask, split like it.
+        scores: Split like it; see :func:`lightning_prune.prune.kernels.moving.moved_mask`.
+        count: How many weights move, over all ranks.
+        strict: Whether those that are dropped now cannot come back now.
+        signed: Whether scores are ranked with their signs.
+        name: For messages.
+
+    Returns:
+        A boolean mask, split like the weight.
+
+    Raises:
+        ValueError: On every rank, if a weight that is left, or a score of a masked one, is NaN.
+    """
+    if not is_sharded(weight):
+        return moving.moved_mask(weight, alive, scores, count, strict=strict, signed=signed, name=name)
+    stay = magnitude_masks([weight], count, [alive], [f"'{name}'"])[0]
+    taken = alive if strict else stay
+    masked, dropped = [split_like(~local(taken), weight)], dead_entries(taken) - count
+    if scores is None:
+        grown = random_masks([weight], dropped, masked)[0]
+    else:
+        grown = (signed_masks if signed else magnitude_masks)([scores], dropped, masked, [f"scores of '{name}'"])[0]
+    return split_like(local(grown).logical_or_(local(stay)), weight)
+
+
+def both(mask: Tensor, other: Tensor) -> Tensor:
+    """A new mask of what two masks keep that are split alike."""
+    return split_like(torch.logical_and(local(mask), local(other)), mask)
+
+
+def either(mask: Tensor, other: Tensor) -> Tensor:
+    """A new mask of what either of two masks keeps that are split alike."""
+    return split_like(torch.logical_or(local(mask), local(other)), mask)
 
 
 def _order(values: Tensor) -> Tensor:
