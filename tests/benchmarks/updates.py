@@ -1,10 +1,11 @@
-"""Updates of regrowth in a fit: each call below is made as written, and timed in the callback's own hook.
+"""Updates of regrowth in a fit: each call below is made as written, and timed where the fit calls it.
 
-A model of ten layers is fitted with gradients that are written instead of computed. At each update the hook
-``on_before_optimizer_step`` is timed just after a pass, ``weight.abs() > threshold`` over all layers. "update" is what
-it takes longer than the same hook at the step before, where no weight moves and gradients are only masked; "hook" is
-all of it. Memory is the peak of the hook over what there was before, new masks included, as a share of the weights'
-bytes.
+A model of ten layers is fitted with gradients that are written instead of computed. Before each step a pass is timed,
+``weight.abs() > threshold`` over all layers, and then, at an update, what the callback's hook does: "masks" is
+``PruningRun.move``, the choice and installation of the masks; "update" is ``Session.show_gradients``, which also looks
+for gradients that are not finite, and writes zeros into weights and optimizer. Masking the gradients, which every step
+does, is in neither. Memory is the peak of the hook over what there was before, new masks included, as a share of the
+weights' bytes.
 
     python -m tests.benchmarks updates
 """
@@ -14,13 +15,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 
 from lightning_prune import SET, Constant, PruningCallback, RigL
+from lightning_prune.fit.run import PruningRun
+from lightning_prune.fit.session import Session
 from tests.benchmarks.events import Layers, spread, trainer
 from tests.benchmarks.measure import Watch, keep_freed_memory, print_table
 
@@ -34,7 +37,7 @@ CALLS = (
     'PruningCallback(schedule=Constant(final=0.5), scope="erk", regrow=RigL(every=EVERY, until=0.95))',
     'PruningCallback(schedule=Constant(final=0.9), scope="erk", regrow=SET(every=EVERY, until=0.95))',
 )
-HEADER = ["`PruningCallback`", "optimizer", "update / pass", "hook / pass", "ms", "memory"]
+HEADER = ["`PruningCallback`", "optimizer", "masks / pass", "update / pass", "ms", "memory"]
 
 
 class Stepped(Layers):
@@ -61,43 +64,55 @@ class Measured:
     """What the updates of one fit took."""
 
     def __init__(self) -> None:
+        self.masks: list[float] = []
         self.update: list[float] = []
-        self.hook: list[float] = []
         self.one_pass: list[float] = []
         self.memory: list[float] = []
 
 
-def timing_its_hook(callback: PruningCallback, measured: Measured, memory: bool) -> PruningCallback:
-    """The callback, whose hook before each step is timed after a pass over the weights."""
-    hook = callback.on_before_optimizer_step
-    usual = [0.0]
+@contextmanager
+def watched(module: Stepped, measured: Measured, memory: bool) -> Iterator[None]:
+    """Measures each update, after a pass over the weights."""
+    move, show = PruningRun.move, Session.show_gradients
 
-    def timed(trainer: L.Trainer, module: L.LightningModule, optimizer: Any) -> None:
-        start = time.process_time()
-        found = [weight.detach().abs() > 1.0 for weight in module.parameters()]
-        one_pass = time.process_time() - start
-        del found
-        before = 0 if callback.regrowth is None else callback.regrowth.updates
+    def moving(run: PruningRun, *arguments: Any) -> Any:
+        with Watch() as watch:
+            found = move(run, *arguments)
+        measured.masks.append(watch.seconds)
+        return found
+
+    def showing(session: Session, *arguments: Any) -> Any:
+        one_pass, before = seconds_of_a_pass(module), len(measured.masks)
         with Watch(memory) as watch:
-            hook(trainer, module, optimizer)
-        if callback.regrowth is not None and callback.regrowth.updates > before:
+            found = show(session, *arguments)
+        if len(measured.masks) > before:
             measured.one_pass.append(one_pass)
-            measured.hook.append(watch.seconds)
-            measured.update.append(watch.seconds - usual[0])
+            measured.update.append(watch.seconds)
             measured.memory.append(watch.peak / sum(p.numel() * p.element_size() for p in module.parameters()))
-        else:
-            usual[0] = watch.seconds
+        return found
 
-    callback.on_before_optimizer_step = timed  # type: ignore[method-assign]
-    return callback
+    PruningRun.move, Session.show_gradients = moving, showing  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        PruningRun.move, Session.show_gradients = move, show  # type: ignore[method-assign]
+
+
+def seconds_of_a_pass(module: Stepped) -> float:
+    """Processor time of the least that ranking has to do."""
+    start = time.process_time()
+    found = [weight.detach().abs() > 1.0 for weight in module.parameters()]
+    end = time.process_time()
+    del found
+    return end - start
 
 
 def fit(call: str, optimizer: str, size: int, memory: bool = False) -> Measured:
     """Fits a model with the callback that the call makes."""
     names = {"PruningCallback": PruningCallback, "Constant": Constant, "RigL": RigL, "SET": SET, "EVERY": EVERY}
-    callback, measured = eval(f"{call[:-1]}, verbose=False)", names), Measured()
-    module = Stepped(size, optimizer)
-    trainer(callbacks=[timing_its_hook(callback, measured, memory)], max_steps=EVERY * (UPDATES + 1)).fit(module)
+    callback, measured, module = eval(f"{call[:-1]}, verbose=False)", names), Measured(), Stepped(size, optimizer)
+    with watched(module, measured, memory):
+        trainer(callbacks=[callback], max_steps=EVERY * (UPDATES + 1)).fit(module)
     return measured
 
 
@@ -108,8 +123,7 @@ def rows(call: str, size: int) -> Iterator[list[str]]:
         yield [
             f"`{call}`",
             optimizer,
-            spread([mine / one for mine, one in zip(found.update, found.one_pass, strict=True)]),
-            spread([mine / one for mine, one in zip(found.hook, found.one_pass, strict=True)]),
+            *(spread([m / one for m, one in zip(t, found.one_pass, strict=True)]) for t in (found.masks, found.update)),
             f"{statistics.median(found.update) * 1e3:.0f}",
             f"{statistics.median(memory.memory):.2f}",
         ]

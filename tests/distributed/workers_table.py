@@ -68,7 +68,7 @@ MAKE: dict[str, Any] = {
 
 
 def pruning_of(name: str, **kwargs: Any) -> PruningCallback:
-    return PruningCallback(**{"schedule": schedule(), "seed": 1, "verbose": False, **PRUNINGS[name], **kwargs})
+    return PruningCallback(**{"schedule": schedule(), "verbose": False, **PRUNINGS[name], **kwargs})
 
 
 class Laid(Mlp):
