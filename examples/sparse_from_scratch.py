@@ -58,6 +58,7 @@ def main() -> None:
         "static": constant(None),
         "SET": constant(SET(every=every)),
         "RigL": constant(RigL(every=every)),
+        "RigL, window": constant(RigL(every=every, window=max(1, every // 2))),
         "gradual": gradual(),
         "gradual and RigL": gradual(RigL(every=every)),
         "dense": lambda zeros: [],

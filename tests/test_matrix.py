@@ -183,6 +183,15 @@ ROWS: dict[str, dict[str, Any]] = {
         "schedule": Linear(**EPOCH_CURVES),
         "regrow": RigL(every=2, until=14, unit="step", strict=False),
     },
+    "rigl, window": {
+        "schedule": Constant(final=0.7),
+        "regrow": RigL(every=5, until=14, unit="step", window=4),
+    },
+    "set, rising, fractions": {
+        "schedule": Linear(final=0.7, begin=0.1, end=0.9, unit="fraction"),
+        "scope": "global",
+        "regrow": SET(every=3, strict=False),
+    },
     "rigl, kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2), "regrow": RigL(every=3)},
     "kept zeros": {"keep_zeros": True, "schedule": OneShot(0.6, begin=2)},
 }

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.run import PruningEvent
 from lightning_prune.schedules.plan import Clock
 
@@ -23,12 +24,16 @@ class History:
         sparsity: That of all selected weights.
         target: What a schedule asked for; empty if there was none.
         tensors: That of single tensors, by name.
+        churn: Share of the weights left that the latest update of regrowth replaced; empty without regrowth.
+        explored: Share of all selected weights that were ever unmasked; empty without regrowth.
     """
 
     unit: Clock
     sparsity: Points
     target: Points = ()
     tensors: Mapping[str, Points] = field(default_factory=dict)
+    churn: Points = ()
+    explored: Points = ()
 
 
 def read_csv(path: str | os.PathLike[str], prefix: str = "", unit: Clock = "epoch") -> History:
@@ -58,28 +63,41 @@ def read_csv(path: str | os.PathLike[str], prefix: str = "", unit: Clock = "epoc
     if not columns[key]:
         raise ValueError(f"'{os.fspath(path)}' has no values of '{key}'; its columns are {', '.join(names)}")
     whole, target = columns.pop(key), columns.pop(f"{key}/target", ())
-    return History(unit, whole, target, {name.removeprefix(f"{key}/"): points for name, points in columns.items()})
+    tensors = {name.removeprefix(f"{key}/"): points for name, points in columns.items()}
+    moved = [_points(rows, f"{prefix}regrow/{name}", unit) for name in ("churn", "explored")]
+    return History(unit, whole, target, tensors, *moved)
 
 
-def of_events(events: Sequence[PruningEvent], sizes: Mapping[str, int], unit: Clock = "epoch") -> History:
+def of_events(
+    events: Sequence[PruningEvent],
+    sizes: Mapping[str, int],
+    unit: Clock = "epoch",
+    regrowths: Sequence[Regrowth] = (),
+) -> History:
     """The history that pruning events make.
 
     Args:
         events: The events in order, as ``PruningCallback.on_pruned`` is given them.
         sizes: Number of weights of each tensor, by name.
         unit: What the plan counts times in.
+        regrowths: What ``PruningCallback.regrowth`` was after each update, of which those in this unit are taken.
 
     Example:
         >>> from lightning_prune import Demand
         >>> event = PruningEvent(Demand(3, sparsity=0.4), zeros=5, total=10, before=0, tensors={"a": 1, "b": 4})
-        >>> of_events([event], {"a": 2, "b": 8})
-        History(unit='epoch', sparsity=((3, 0.5),), target=((3, 0.4),), tensors={'a': ((3, 0.5),), 'b': ((3, 0.5),)})
+        >>> found = of_events([event], {"a": 2, "b": 8})
+        >>> found.sparsity, found.target
+        (((3, 0.5),), ((3, 0.4),))
+        >>> found.tensors
+        {'a': ((3, 0.5),), 'b': ((3, 0.5),)}
     """
     return History(
         unit,
         tuple((e.demand.time, e.sparsity) for e in events),
         tuple((e.demand.time, e.demand.sparsity) for e in events if e.demand.sparsity is not None),
         {name: tuple((e.demand.time, e.tensors[name] / n) for e in events) for name, n in sizes.items()},
+        tuple((r.time, r.churn) for r in regrowths if r.unit == unit),
+        tuple((r.time, r.explored) for r in regrowths if r.unit == unit),
     )
 
 

@@ -86,6 +86,28 @@ def schedule_and_reached(history: History, schedule: Schedule | None = None, ax:
     return _figure(ax), ax
 
 
+def regrowth_over_time(history: History, ax: Axes | None = None) -> Picture:
+    """How many of the weights left each update of regrowth replaced, and how many of all were ever unmasked.
+
+    Args:
+        history: Read by :func:`~lightning_prune.report.history.read_csv` from the log of a fit with ``regrow=``.
+        ax: Where to draw; a new figure by default.
+
+    Raises:
+        ValueError: If no weight was regrown.
+        ModuleNotFoundError: If matplotlib is missing.
+    """
+    if not history.explored:
+        raise ValueError("the history has no regrowth: give it that of a fit with regrow=, such as RigL(every=100)")
+    ax = _axis(ax, (6.4, 4.0))
+    ax.plot(*zip(*history.churn, strict=True), marker=".", color=_PLAN, label="replaced, of the weights left")
+    _steps(ax, history.explored, color=_KEPT, linewidth=2, marker=".", label="explored, of all weights")
+    _finish_times(ax, history.unit)
+    ax.set(ylabel="share of weights", title="regrowth")
+    ax.legend(loc="best", frameon=False)
+    return _figure(ax), ax
+
+
 def weight_histogram(
     model: nn.Module, name: str, threshold: float | None = None, bins: int = 80, ax: Axes | None = None
 ) -> Picture:

@@ -72,7 +72,8 @@ def as_log(log: bool | Log) -> Log | None:
 class SparsityLog:
     """Logs ``sparsity`` and, where a plan says one, ``sparsity/target``; of regrowth its churn and the share explored.
 
-    Loggers get them at the end of each epoch and, of plans in steps, at the step of each event, once for each step.
+    Loggers get them at the end of each epoch and, of plans in steps, at the step of each event, once for each step;
+    likewise at updates of regrowth.
     ``trainer.callback_metrics`` and the progress bar have them from the first batch after an event on, so a file that
     ``ModelCheckpoint`` names by ``{sparsity}`` says how sparse it is. A key that something else logs stays what that
     made of it: ours is left out from then on.
@@ -89,7 +90,7 @@ class SparsityLog:
         self._forget()
 
     def _forget(self, steps: int = 0) -> None:
-        self._events: int | None = None
+        self._changes: tuple[int, int] | None = None
         self._written: int | None = None
         self._ours: dict[str, Tensor] = {}
         self._theirs: set[str] = set()
@@ -117,12 +118,14 @@ class SparsityLog:
         """
         self._at = self._step(trainer)
         self._steps = trainer.global_step
-        events = sum(run.events for run, _ in running)
-        if self.log is None or events == self._events:
+        regrown = [run.regrowth for run, _ in running if run.regrowth is not None]
+        changes = sum(run.events for run, _ in running), sum(r.updates for r in regrown)
+        if self.log is None or changes == self._changes:
             return
-        self._events = events
+        (events, _), self._changes = self._changes or (None, None), changes
         values = self._show(trainer, self.log, running)
-        if any(plan.unit == "step" for _, plan in running):
+        by_step = [plan.unit for _, plan in running] if changes[0] != events else [r.unit for r in regrown]
+        if "step" in by_step:
             self._write(trainer, values)
 
     def epoch_end(self, trainer: Trainer, running: Running) -> None:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
+import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from lightning_prune import SET, Constant, Cubic, OneShot, PruningCallback, Regrow, Reinit, Rewind, RigL
+from lightning_prune import (
+    SET,
+    Constant,
+    Cubic,
+    OneShot,
+    PruningCallback,
+    Regrow,
+    Reinit,
+    Rewind,
+    RigL,
+    history,
+    metrics,
+    plots,
+)
 from lightning_prune.fit.pruning import Pruning
+from lightning_prune.fit.regrowth import Regrowth
 from tests.models import Net, net, random_data, trainer, zeros
 from tests.resume import Scheduled
 
@@ -139,6 +156,61 @@ def test_own_scores_are_ranked_with_their_signs() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
+class Noted(RigL):
+    """Keeps the gradients that it is shown."""
+
+    shown: ClassVar[list[Tensor]] = []
+
+    def scores(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        self.shown.append(gradient.clone())
+        return gradient
+
+
+@pytest.mark.parametrize("every", [4, 6])
+def test_a_window_averages_the_gradients_of_the_steps_before(every: int) -> None:
+    Noted.shown.clear()
+    value = Noted(every=every, until=13, unit="step", window=4)
+    model = nn.Sequential(nn.Linear(8, 3))
+    optimizer = ADAM(model.parameters())
+    gradients: list[Tensor] = []
+    with Pruning(model, optimizer, schedule=OneShot(0.5), regrow=value, verbose=False) as pruning:
+        pruning.start_epoch(0)
+        for step in range(20):
+            mask = pruning.masks["0.weight"].clone()
+            pruning.start_step()
+            optimizer.zero_grad()
+            twin = nn.functional.linear(INPUTS[:8], (dense := model[0].weight.detach().clone().requires_grad_()))
+            nn.functional.cross_entropy(twin + model[0].bias.detach(), LABELS[:8]).backward()
+            gradients.append(dense.grad)  # type: ignore[arg-type]
+            backward_of_first(model)
+            optimizer.step()
+            assert float(model[0].weight.grad[~mask & ~pruning.masks["0.weight"]].abs().sum()) == 0
+    times = [time for time, _ in value.updates()]
+    assert len(times) == len(Noted.shown) > 1
+    for time, shown in zip(times, Noted.shown, strict=True):
+        assert torch.allclose(shown, torch.stack(gradients[time - 3 : time + 1]).mean(0), atol=1e-7)
+
+
+def backward_of_first(model: nn.Module) -> None:
+    nn.functional.cross_entropy(model(INPUTS[:8]), LABELS[:8]).backward()
+
+
+def test_a_window_of_epochs_ends_in_their_first_step(tmp_path: Path) -> None:
+    Noted.shown.clear()
+    pruning = sparse(Noted(every=2, until=5, unit="epoch", window=3))
+    seen: list[Tensor] = []
+
+    class Look(Callback):
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(pl_module.first.weight.grad.clone())
+
+    trainer(tmp_path, Look(), pruning, epochs=6).fit(net(optimizer=ADAM))  # 4 steps an epoch
+    first = [shown for shown in Noted.shown if shown.shape == (16, 8)]
+    assert len(first) == 2  # at the starts of epochs 2 and 4
+    for step, shown in zip((8, 16), first, strict=True):
+        assert torch.allclose(shown, torch.stack(seen[step - 2 : step + 1]).mean(0), atol=1e-7)
+
+
 @pytest.mark.parametrize("regrow", [Still, RigL, SET])
 @pytest.mark.parametrize("loss", ["trained", "nothing"])
 def test_zeros_of_each_tensor_stay_as_many_over_a_thousand_updates(regrow: Any, loss: str) -> None:
@@ -165,6 +237,40 @@ def test_zeros_of_each_tensor_stay_as_many_over_a_thousand_updates(regrow: Any, 
         assert pruning.regrowth.updates == 1_000
         assert pruning.regrowth.left == 264 - sum(counts.values())
         assert len(pruning._session.state_dict()["regrow"]["ever"]) == 2
+
+
+def live_bytes() -> tuple[int, int, int]:
+    """Tensors that are alive, their bytes, and Python's memory."""
+    gc.collect()
+    found = [o for o in gc.get_objects() if isinstance(o, Tensor)]
+    return len(found), sum(t.numel() * t.element_size() for t in found), tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.parametrize("regrow", [RigL, SET])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_thousand_updates_take_no_memory(regrow: Any, window: int) -> None:
+    model = small()
+    optimizer = ADAM(model.parameters())
+    value = regrow(every=1, until=1_200, unit="step", decay="constant", window=window)
+    seen: list[tuple[int, int, int]] = []
+    tracemalloc.start()
+    with Pruning(model, optimizer, schedule=Constant(final=0.8), regrow=value, verbose=False) as pruning:
+        pruning.start_epoch(0)
+        for step in range(1_101):
+            pruning.start_step()
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+            if step in (100, 1_100):
+                seen.append(live_bytes())
+        assert pruning.regrowth is not None
+        assert pruning.regrowth.updates == 1_100
+        state = pruning._session.state_dict()
+    tracemalloc.stop()
+    (tensors, their_bytes, traced), (later, later_bytes, later_traced) = seen
+    assert (later, later_bytes) == (tensors, their_bytes)
+    assert later_traced - traced < 8_000  # 8 bytes for each of a thousand updates, and none of 16 bits a mask
+    assert sum(saved["bits"].numel() for saved in state["regrow"]["ever"].values()) == (192 + 72) // 8
 
 
 class Watch(Callback):
@@ -219,6 +325,54 @@ def test_churn_and_the_share_explored_are_logged(tmp_path: Path) -> None:
     assert found is not None
     assert float(fit.callback_metrics["regrow/churn"]) == pytest.approx(found.churn)
     assert float(fit.callback_metrics["regrow/explored"]) == pytest.approx(found.explored)
+
+
+def test_each_update_is_in_the_log_the_history_and_the_picture(tmp_path: Path) -> None:
+    found: list[Regrowth] = []
+    pruning = sparse(RigL(every=3, until=0.75))
+
+    class Note(Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            if pruning.regrowth is not None and pruning.regrowth not in found:
+                found.append(pruning.regrowth)
+
+    trainer(tmp_path, pruning, Note(), epochs=5, logger=CSVLogger(tmp_path, "", "")).fit(net())
+    over = history.read_csv(tmp_path, unit="step")
+    made = history.of_events([], {}, "step", found)
+    assert [time for time, _ in made.churn] == [3, 6, 9, 12]
+    assert dict(made.churn).items() <= dict(over.churn).items()
+    assert dict(made.explored).items() <= dict(over.explored).items()
+    shares = [share for _, share in over.explored]
+    assert shares == sorted(shares)
+    _, ax = plots.regrowth_over_time(over)
+    churn, explored = ax.get_lines()
+    assert list(zip(churn.get_xdata(), churn.get_ydata(), strict=True)) == list(over.churn)
+    assert list(zip(explored.get_xdata(), explored.get_ydata(), strict=True)) == list(over.explored)
+    with pytest.raises(ValueError, match="has no regrowth"):
+        plots.regrowth_over_time(history.of_events([], {}))
+
+
+class Churned(Net):
+    """Logs the metric of the masks before and after each step."""
+
+    def __init__(self, pruning: PruningCallback) -> None:
+        super().__init__()
+        self.pruning, self.churn, self.before = pruning, metrics.MaskChurn(), {}
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        now = {name: mask.clone() for name, mask in self.pruning.masks.items()}
+        if self.before:
+            self.log("churn", self.churn(self.before, now))
+        self.before = now
+
+
+def test_the_metric_of_churn_counts_both_ends_of_a_move(tmp_path: Path) -> None:
+    pruning = sparse(RigL(every=3, until=0.75))
+    fit = trainer(tmp_path, pruning, epochs=4, max_steps=4)
+    fit.fit(Churned(pruning))
+    assert pruning.regrowth is not None
+    assert pruning.regrowth.moved > 0
+    assert float(fit.callback_metrics["churn"]) == pytest.approx(2 * pruning.regrowth.moved / pruning.regrowth.total)
 
 
 @pytest.mark.parametrize("unit", ["epoch", "step"])

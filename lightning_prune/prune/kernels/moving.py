@@ -19,7 +19,7 @@ from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.signed import signed_keep_masks
 from lightning_prune.prune.kernels.smallest import BELOW_ALL, keep_masks, sample_ends, sample_step
 
-_PIECE = 1 << 17  # entries
+_PIECE = 1 << 18  # entries
 _SMALL = 1 << 14  # candidates: for fewer the general selection is as fast
 _DTYPES = (torch.float32, torch.float64)
 
