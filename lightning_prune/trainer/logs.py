@@ -122,10 +122,11 @@ class SparsityLog:
         changes = sum(run.events for run, _ in running), sum(r.updates for r in regrown)
         if self.log is None or changes == self._changes:
             return
-        (events, _), self._changes = self._changes or (None, None), changes
+        (events, updates), self._changes = self._changes or (None, 0), changes
         values = self._show(trainer, self.log, running)
-        by_step = [plan.unit for _, plan in running] if changes[0] != events else [r.unit for r in regrown]
-        if "step" in by_step:
+        units = [plan.unit for _, plan in running if changes[0] != events]
+        units += [r.unit for r in regrown if changes[1] != updates]
+        if "step" in units:
             self._write(trainer, values)
 
     def epoch_end(self, trainer: Trainer, running: Running) -> None:
