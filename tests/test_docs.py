@@ -27,8 +27,11 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from lightning_prune import Cubic, PruningCallback
 from lightning_prune.metrics import sparsity
 from lightning_prune.report.tables import Row, Summary
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.idx import write_idx_folder
 from tests.reader import ROOT, SIZES, TOTAL, Check, MyModel, Names, blocks, fit, names_of, quiet, some_data, text, zeros
+
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 GUIDES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))
 GRADUAL = "docs/gradual-pruning.md"

@@ -37,7 +37,13 @@ from lightning_prune import (
     Taylor,
 )
 from lightning_prune.prune import BasePruningMethod
+from tests.expected import ENDED_EARLY
 from tests.models import net, random_data, trainer, zeros
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 EPOCHS, BATCHES = 4, 4
 WEIGHTS = 8 * 16 + 16 * 3

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from lightning_prune import Budget, Constant, Cubic, Demand, Linear, OneShot, PruningCallback
 from lightning_prune.prune import BasePruningMethod, L1Unstructured, l1_unstructured
+from tests.expected import CUT_OFF, DEAD, FEW_SELECTED, NOTHING_LEFT
 from tests.models import DigitsNet, Net, Recorder, is_plain, net, trainer, zeros
+
+pytestmark = FEW_SELECTED
 
 WEIGHTS = 176
 
@@ -82,11 +85,15 @@ def test_a_policy_of_ones_own_without_arguments_is_asked_at_each_epoch(tmp_path:
     assert zeros(model) == 88
 
 
+@DEAD
+@CUT_OFF
 def test_l9_everything_goes_if_it_may(tmp_path: Path) -> None:
     model = fit(tmp_path, PruningCallback(amount=1.0, scope=Budget(max_sparsity=1.0), verbose=False), epochs=1)
     assert zeros(model) == WEIGHTS
 
 
+@NOTHING_LEFT
+@DEAD
 def test_l10_structured_defaults(tmp_path: Path) -> None:
     callback = Recorder("ln_structured", amount=0.5)
     model = fit(tmp_path, callback, epochs=5)

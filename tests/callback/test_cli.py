@@ -13,7 +13,10 @@ from torch import Tensor
 
 from lightning_prune import Cubic, Demand, PruningCallback, Steps
 from lightning_prune.prune import BasePruningMethod
+from tests.expected import FEW_SELECTED
 from tests.models import Net, zeros
+
+pytestmark = FEW_SELECTED
 
 
 class FirstOnes(BasePruningMethod):

@@ -23,8 +23,14 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.tuner import Tuner
 
-from lightning_prune import Cubic, Linear, PruningCallback
+from lightning_prune import Cubic, Linear, PruningCallback, PruningWarning
+from tests.expected import ENDED_EARLY
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -239,9 +245,16 @@ class StopAt(Callback):
 
 
 def test_l13_an_early_end_says_reached_and_planned(tmp_path: Path) -> None:
+    model, rising = net(), Linear(final=0.8, initial=0.8 / 6, end=5)
+    with pytest.warns(PruningWarning, match=r"ended at epoch 2, .* at epoch 5: .* 0\.3977 of 0\.8000 planned"):
+        trainer(tmp_path, Recorder(schedule=rising, scope="global"), StopAt(2), epochs=6).fit(model)
+    assert zeros(model) == 70
+
+
+@pytest.mark.filterwarnings("error:the fit ended")
+def test_l13_an_early_end_that_is_allowed_is_silent(tmp_path: Path) -> None:
     model = net()
-    with pytest.warns(UserWarning, match=r"ended at epoch 2, .* at epoch 5: .* 0\.3977 of 0\.8000 planned"):
-        trainer(tmp_path, plan(), StopAt(2), epochs=6).fit(model)
+    trainer(tmp_path, plan(), StopAt(2), epochs=6).fit(model)
     assert zeros(model) == 70
 
 

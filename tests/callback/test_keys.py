@@ -12,7 +12,10 @@ import torch
 from torch import nn
 
 from lightning_prune import PruningCallback
+from tests.expected import FEW_SELECTED
 from tests.models import Net, is_plain, trainer, zeros
+
+pytestmark = FEW_SELECTED
 
 
 class Twins(Net):

@@ -15,7 +15,13 @@ from torch.nn.functional import linear
 
 from lightning_prune import FromFunction, Linear, OneShot, PruningCallback, PruningWarning, Rewind
 from lightning_prune.prune import BasePruningMethod
+from tests.expected import CUT_OFF, DEAD, ENDED_EARLY
 from tests.models import Net, net, trainer, zeros
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,8 @@ class Oddly(BasePruningMethod):
         return default_mask * (t.abs() >= self.at)
 
 
+@DEAD
+@CUT_OFF
 def test_the_first_argument_of_a_method_may_have_any_name(tmp_path: Any) -> None:
     model = net()
     callback = PruningCallback(Oddly, method_kwargs={"at": 10.0}, epochs=[0], verbose=False)

@@ -12,7 +12,13 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 
 from lightning_prune import Cubic, Linear, OneShot, PruningCallback
+from tests.expected import ENDED_EARLY
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 
 def half(**kwargs: Any) -> PruningCallback:

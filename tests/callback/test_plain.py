@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from torch.ao.quantization import fuse_modules, get_default_qat_qconfig, prepare_qat, quantize_dynamic
 
 from lightning_prune import Cubic, PruningCallback, Rewind
+from tests.expected import MOVED
 from tests.models import Net, net, trainer, zeros
+
+pytestmark = MOVED
 
 KEYS = [
     *("first.weight", "first.bias", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"),

@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_prune import Constant, Cubic, Demand, Linear, OneShot, PruningCallback, Schedule, Steps
 from lightning_prune.prune import L1Unstructured
 from tests.callback.test_styles import TwoOptimizers
+from tests.expected import ENDED_EARLY
 from tests.models import Net, Recorder, is_plain, net, random_data, trainer, zeros
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 
 class Endless(Net):

@@ -13,8 +13,14 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lightning_prune import Budget, Linear, PruningCallback, Rewind
 from lightning_prune.checkpoint import unpack
+from tests.expected import ENDED_EARLY, MOVED
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 from tests.resume import OPTIMIZERS, PLANS, go, make
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 ROOT = Path(__file__).parent.parent
 
@@ -128,6 +134,7 @@ def test_l5_pruned_stays_pruned_from_the_first_step(tmp_path: Path) -> None:
     assert seen == [64, 64, 64, 64]
 
 
+@MOVED
 def test_hidden_values_survive_a_resume(tmp_path: Path) -> None:
     """Values that a user wrote under a mask."""
 

@@ -12,7 +12,10 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_prune import PruningCallback, Reinit, Rewind
+from tests.expected import FEW_SELECTED
 from tests.models import Net, net, trainer, zeros
+
+pytestmark = FEW_SELECTED
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01)
 POINTS = [Rewind(epoch=0), Reinit(3)]

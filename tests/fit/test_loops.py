@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_prune import Cubic, Linear, Pruning, PruningCallback, Rewind
+from tests.expected import ENDED_EARLY
 from tests.models import Net, net, random_data, trainer, zeros
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 OPTIMIZERS: dict[str, Any] = {
     "SGD": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01),

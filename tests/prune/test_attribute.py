@@ -26,7 +26,10 @@ from lightning_prune.prune.attribute import (
     set_mask,
     stored_parameter,
 )
+from tests.expected import TWIN
 from tests.prune.modules import history, linear, snapshot, stored, train_step, zeros
+
+pytestmark = [TWIN]
 
 
 class Slots(nn.Linear):

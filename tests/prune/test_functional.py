@@ -23,7 +23,10 @@ from lightning_prune.prune import (
     random_unstructured,
     remove,
 )
+from tests.expected import TWIN
 from tests.prune.modules import EveryOther, LeNet, assert_refused, history, linear, stored, zeros
+
+pytestmark = [TWIN]
 
 ROWS = [[3.0, -4.0, 0.5], [1.0, 1.0, -6.0], [2.0, 0.1, 0.0]]
 

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from lightning_prune.prune import custom_from_mask, is_pruned, l1_unstructured, pruned_tensors, remove
+from tests.expected import TWIN
 from tests.prune.modules import assert_refused, linear, stored, zeros
+
+pytestmark = [TWIN]
 
 
 class Twice(nn.Module):

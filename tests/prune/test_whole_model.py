@@ -17,8 +17,11 @@ from lightning_prune.prune import (
     remove_all,
     sparsity,
 )
+from tests.expected import TWIN
 from tests.prune.modules import ReadsChild, assert_refused, linear, stored
 from tests.versions import needs_torch
+
+pytestmark = [TWIN]
 
 
 def pruned(keep_name: bool) -> ReadsChild:

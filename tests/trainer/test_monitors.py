@@ -17,6 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_prune import Constant, Cubic, Linear, OneShot, PruningCallback
+from tests.expected import CUT_OFF, DEAD, ENDED_EARLY
+
+pytestmark = [
+    ENDED_EARLY,
+    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
+]
 
 
 def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -167,6 +173,8 @@ def test_l04_best_has_the_last_sparsity_under_accumulation(tmp_path: Path) -> No
     assert zeros(checkpoint.best_model_path) == round(0.95 * (64 * 32 + 32 * 10))
 
 
+@CUT_OFF
+@DEAD
 def test_l04_can_be_turned_off(tmp_path: Path) -> None:
     seed_everything(0)
     train, validation = loaders()
