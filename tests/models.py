@@ -15,6 +15,11 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lightning_prune import PruningCallback
 
+OPTIMIZERS: dict[str, Any] = {
+    "SGD": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "AdamW": functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+}
+
 
 def random_data(n: int = 32, features: int = 8, classes: int = 3, seed: int = 0) -> TensorDataset:
     """Inputs from a normal distribution, labels by their first entries."""

@@ -37,13 +37,10 @@ from lightning_prune import (
     Taylor,
 )
 from lightning_prune.prune import BasePruningMethod
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.models import net, random_data, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 EPOCHS, BATCHES = 4, 4
 WEIGHTS = 8 * 16 + 16 * 3

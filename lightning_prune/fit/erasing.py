@@ -64,9 +64,11 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
     """
     for target in targets:
         state: Mapping[str, Any] = optimizer.state.get(target.parameter, {})
-        if "step" in state and target.parameter.is_cpu and int(state["step"]) % every == 1 % every:
-            for key in _second_moments(optimizer):
-                _fill_with_mean(target, state.get(key))
+        counted = "step" in state and target.parameter.is_cpu and int(state["step"]) % every == 1 % every
+        if counted and (mask := target.alive) is not None:
+            for moments in _second_moments(optimizer, target):
+                write_zeros(local(moments), local(mask))
+                _fill(moments, mask, float(local(moments).mean()))
 
 
 @torch.no_grad()
@@ -85,39 +87,29 @@ def begin_anew(stayed: Mapping[Target, Tensor], optimizers: Iterable[Optimizer],
     for optimizer in optimizers:
         _erase_state(optimizer, stayed)
         for target, mask in stayed.items():
-            state = optimizer.state.get(target.parameter, {})
-            for moments in (state.get(key) for key in _second_moments(optimizer)):
-                if _is_written(moments) and moments.shape == mask.shape and not moments.is_complex():
-                    _fill_with_mean_of(moments, mask)
+            for moments in _second_moments(optimizer, target):
+                _fill(moments, mask, _mean_where(moments, mask))
 
 
-def _fill_with_mean_of(moments: Tensor, stayed: Tensor) -> None:
-    """Writes the mean of some entries into all others, which are 0."""
-    values, number = local(moments), stayed.numel() - dead_entries(stayed)
-    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
-    mean = float(holders_of(moments).total(total)) / max(number, 1)
-    if 0 < mean < math.inf:
-        values.add_(~local(stayed).to(values.device), alpha=mean)
+def _second_moments(optimizer: Optimizer, target: Target) -> list[Tensor]:
+    """The second moments of a tensor, one number for each weight, that can be written into."""
+    state = optimizer.state.get(target.parameter, {})
+    keys = (*_SECOND_MOMENTS, "sum") if isinstance(optimizer, Adagrad) else _SECOND_MOMENTS
+    found = [moments for key in keys if _is_written(moments := state.get(key))]
+    return [m for m in found if m.shape == target.parameter.shape and not m.is_complex()]
 
 
-def _second_moments(optimizer: Optimizer) -> tuple[str, ...]:
-    return (*_SECOND_MOMENTS, "sum") if isinstance(optimizer, Adagrad) else _SECOND_MOMENTS
+def _mean_where(values: Tensor, mask: Tensor) -> float:
+    """The mean where a mask is True of numbers that are 0 elsewhere, over all ranks."""
+    total = local(values).sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return float(holders_of(values).total(total)) / max(mask.numel() - dead_entries(mask), 1)
 
 
-def _fill_with_mean(target: Target, moments: Tensor | None) -> None:
-    if (
-        moments is None
-        or not _is_written(moments)
-        or target.alive is None
-        or moments.shape != target.parameter.shape
-        or moments.is_complex()
-    ):
-        return
-    values, alive = local(moments), local(target.alive)
-    write_zeros(values, alive)
-    mean = float(values.mean())
-    if 0 < mean < math.inf:
-        values.add_(~alive, alpha=mean)
+def _fill(moments: Tensor, mask: Tensor, value: float) -> None:
+    """Writes a number where a mask is False and there are zeros, if it is a positive one."""
+    values = local(moments)
+    if 0 < value < math.inf:
+        values.add_(~local(mask).to(values.device), alpha=value)
 
 
 def _by_name(copy: nn.Module) -> dict[str, nn.Parameter]:

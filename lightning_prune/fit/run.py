@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_prune.distributed import together
 from lightning_prune.fit.mask_states import mask_state, require_bits, require_same_selection, saved_mask, tensor_state
 from lightning_prune.fit.regrowth import Regrowth
-from lightning_prune.fit.selection import Selection, restore_plain
+from lightning_prune.fit.selection import Selection
 from lightning_prune.prune import attribute
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.prune.kernels.hashing import stream
@@ -142,7 +142,7 @@ class PruningRun(Selection):
         """
         self.started = True
         for target in self.targets:
-            restore_plain(target, self._impose)
+            self._lay_out(target)
         self._keeping = keep_zeros
         if keep_zeros and take:
             self._keep_zeros(self.targets)

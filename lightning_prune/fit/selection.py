@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -114,6 +114,13 @@ class Selection:
     def _note(self) -> None:
         self._known = {t.name: t.parameter for t in self.targets}
 
+    def _lay_out(self, target: Target) -> None:
+        """Ends the layout in which a target was pruned before, and imposes the same mask anew."""
+        if target.alive is not None:
+            mask = target.alive.clone()
+            self._forget(target)
+            self._impose(target, mask)
+
     def _forget(self, target: Target) -> None:
         for module, name in target.owners:
             if attribute.layout_of(module, name) is not None:
@@ -167,15 +174,3 @@ def _as(target: Target, other: Target) -> Target:
     """Another tensor in the place of a target, under its name."""
     first, *others = other.places
     return replace(other, places=(first._replace(name=target.name), *others))
-
-
-def restore_plain(target: Target, impose: Callable[[Target, Tensor], None]) -> None:
-    """Ends the layout in which ``target`` was pruned before, and imposes the same mask anew."""
-    mask = target.alive
-    if mask is None:
-        return
-    mask = mask.clone()
-    for module, name in target.owners:
-        if attribute.layout_of(module, name) is not None:
-            remove(module, name)
-    impose(target, mask)

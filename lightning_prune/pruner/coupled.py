@@ -247,10 +247,10 @@ class CoupledPruner(Pruner):
         ranked = _by_group(order)
         dead = []
         for i, count in enumerate(counts):
-            known = [channel for channel in ranked.get(i, []) if channel is not None]
+            known = {channel for channel in ranked.get(i, []) if channel is not None}
             more = count - sum(state.dead[i])
             if known:
-                dead.append([flag or channel in set(known) for channel, flag in enumerate(state.dead[i])])
+                dead.append([flag or channel in known for channel, flag in enumerate(state.dead[i])])
             else:
                 dead.append(self._dead_in(state, i, more) if more > 0 else state.dead[i])
         return dead

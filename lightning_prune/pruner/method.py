@@ -86,7 +86,7 @@ class Recipe:
     @property
     def takes_amount(self) -> bool:
         """Whether the method can be told how much to prune."""
-        return "amount" in _parameters(self.cls)
+        return self.takes("amount")
 
     def takes(self, name: str) -> bool:
         """Whether the method has an argument of this name."""

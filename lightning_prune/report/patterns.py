@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_prune.prune.kernels.arrays import as_bool
+
 _SIZES = (2, 4, 8, 16)
 
 
@@ -25,13 +27,13 @@ def pattern_of(value: Tensor, dim: int = 1) -> tuple[int, int] | None:
     """
     if value.dim() < 2 or value.numel() == 0:
         return None
-    rows = (value != 0).movedim(dim, -1)
-    found = [(n, m) for m in _SIZES if rows.shape[-1] % m == 0 and (n := _most(rows, m)) is not None]
+    counts = as_bool(value).movedim(dim, -1).view(torch.uint8)  # of entries that are not 0, in groups of 1, 2, 4, ...
+    found = []
+    for m in _SIZES:
+        if counts.shape[-1] % 2:
+            break
+        counts = counts[..., 0::2] + counts[..., 1::2]
+        n = int(counts.max())
+        if 0 < n < m and 2 * int((counts == n).count_nonzero()) > counts.numel():
+            found.append((n, m))
     return min(found, key=lambda pair: (pair[0] / pair[1], pair[1]), default=None)
-
-
-def _most(rows: Tensor, m: int) -> int | None:
-    """The number that most groups of ``m`` hold, if it is one from 1 to ``m - 1`` and none holds more."""
-    counts = torch.bincount(rows.reshape(-1, m).sum(dim=1), minlength=m + 1).tolist()
-    n = max(number for number, groups in enumerate(counts) if groups)
-    return n if 0 < n < m and 2 * counts[n] > sum(counts) else None

@@ -147,7 +147,8 @@ class Summary:
         from rich.table import Table
         from rich.text import Text
 
-        caption = Text("\n".join(self._below())) if self._below() else None
+        below = self._below()
+        caption = Text("\n".join(below)) if below else None
         table = Table(title=printable(self.title) or None, caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.title_justify = table.caption_justify = "left"
         # On a narrow terminal names are folded; numbers stay whole as long as there is room for them.

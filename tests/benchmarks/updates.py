@@ -13,7 +13,6 @@ weights' bytes.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor
 from lightning_prune import SET, Constant, PruningCallback, RigL
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.fit.session import Session
-from tests.benchmarks.events import Layers, spread, trainer
+from tests.benchmarks.events import Layers, seconds_of_a_pass, spread, trainer
 from tests.benchmarks.measure import Watch, keep_freed_memory, print_table
 
 EVERY, UPDATES = 2, 6
@@ -96,15 +95,6 @@ def watched(module: Stepped, measured: Measured, memory: bool) -> Iterator[None]
         yield
     finally:
         PruningRun.move, Session.show_gradients = move, show  # type: ignore[method-assign]
-
-
-def seconds_of_a_pass(module: Stepped) -> float:
-    """Processor time of the least that ranking has to do."""
-    start = time.process_time()
-    found = [weight.detach().abs() > 1.0 for weight in module.parameters()]
-    end = time.process_time()
-    del found
-    return end - start
 
 
 def fit(call: str, optimizer: str, size: int, memory: bool = False) -> Measured:

@@ -11,13 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_prune import Budget, Linear, PruningCallback, report
 from lightning_prune.prune import is_pruned
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.models import trainer
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 WEIGHTS = ("conv.weight", "up.weight", "fc.weight")
 

@@ -24,13 +24,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.tuner import Tuner
 
 from lightning_prune import Cubic, Linear, PruningCallback, PruningWarning
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 
 @pytest.fixture(autouse=True)

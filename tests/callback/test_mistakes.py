@@ -15,13 +15,10 @@ from torch.nn.functional import linear
 
 from lightning_prune import FromFunction, Linear, OneShot, PruningCallback, PruningWarning, Rewind
 from lightning_prune.prune import BasePruningMethod
-from tests.expected import CUT_OFF, DEAD, ENDED_EARLY
+from tests.expected import CUT_OFF, DEAD, ENDED_EARLY, FEW_SELECTED
 from tests.models import Net, net, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 
 from lightning_prune import Cubic, Linear, OneShot, PruningCallback
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 
 def half(**kwargs: Any) -> PruningCallback:

@@ -14,13 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_prune import Constant, Cubic, Demand, Linear, OneShot, PruningCallback, Schedule, Steps
 from lightning_prune.prune import L1Unstructured
 from tests.callback.test_styles import TwoOptimizers
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.models import Net, Recorder, is_plain, net, random_data, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 
 class Endless(Net):

@@ -13,14 +13,11 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lightning_prune import Budget, Linear, PruningCallback, Rewind
 from lightning_prune.checkpoint import unpack
-from tests.expected import ENDED_EARLY, MOVED
+from tests.expected import ENDED_EARLY, FEW_SELECTED, MOVED
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 from tests.resume import OPTIMIZERS, PLANS, go, make
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,12 +22,8 @@ from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import GLOBAL_BATCH, Mlp
 from tests.distributed.workers_sharded import Sharded
-from tests.models import random_data, trainer
+from tests.models import OPTIMIZERS, random_data, trainer
 
-OPTIMIZERS: dict[str, Any] = {
-    "SGD": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "AdamW": functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
-}
 PLANS: dict[str, dict[str, Any]] = {
     "epochs": {"schedule": Linear(final=0.8, initial=0.2, end=3), "scope": "global"},
     "steps": {"schedule": Cubic(final=0.9, begin=2, end=14, every=3, unit="step"), "scope": "global"},

@@ -19,13 +19,10 @@ from torch import Tensor, nn
 from lightning_prune import Linear, PruningCallback
 from lightning_prune.export import SparseCheckpointIO, load_sparse
 from lightning_prune.export.sparse_files import is_sparse_file
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.export.same import same
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 
 class Net(BoringModel):

@@ -19,14 +19,11 @@ from lightning_prune import PruningCallback
 from lightning_prune.fit.enforcing import Enforcement
 from lightning_prune.prune.attribute import Layout
 from lightning_prune.schedules.plan import Demand
-from tests.expected import ENDED_EARLY
+from tests.expected import ENDED_EARLY, MOVED
 from tests.fit.test_run import network, run_of
 from tests.models import Net, is_plain, net, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:training moved masked weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, MOVED]
 
 WAYS = ("read", "in_place")
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01)

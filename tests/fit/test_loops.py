@@ -13,18 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_prune import Cubic, Linear, Pruning, PruningCallback, Rewind
-from tests.expected import ENDED_EARLY
-from tests.models import Net, net, random_data, trainer, zeros
+from tests.expected import ENDED_EARLY, FEW_SELECTED
+from tests.models import OPTIMIZERS, Net, net, random_data, trainer, zeros
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
-OPTIMIZERS: dict[str, Any] = {
-    "SGD": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "AdamW": functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
-}
 PLANS: dict[str, dict[str, Any]] = {
     "epochs": {"schedule": Linear(final=0.8, initial=0.2, end=3), "scope": "global"},
     "steps": {"schedule": Cubic(final=0.9, begin=2, end=14, every=3, unit="step"), "scope": "erk"},

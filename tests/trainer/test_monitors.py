@@ -17,12 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_prune import Constant, Cubic, Linear, OneShot, PruningCallback
-from tests.expected import CUT_OFF, DEAD, ENDED_EARLY
+from tests.expected import CUT_OFF, DEAD, ENDED_EARLY, FEW_SELECTED
 
-pytestmark = [
-    ENDED_EARLY,
-    pytest.mark.filterwarnings("default:only .* weights:lightning_prune.PruningWarning"),
-]
+pytestmark = [ENDED_EARLY, FEW_SELECTED]
 
 
 def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:

@@ -8,16 +8,14 @@ Everything else, and a sample that misleads, is left to the general selection.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, empty_like, kth_smallest, not_at_most
+from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, empty_like, not_at_most
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.signed import signed_keep_masks
-from lightning_prune.prune.kernels.smallest import BELOW_ALL, keep_masks, sample_ends, sample_step
+from lightning_prune.prune.kernels.smallest import all_but_smallest, bracket_of, coprime_from, keep_masks, sample_step
 
 _PIECE = 1 << 18  # entries
 _SMALL = 1 << 14  # candidates: for fewer the general selection is as fast
@@ -138,21 +136,11 @@ class _Search:
         """Keeps all but the first `dropped` of the stable order of what lies between."""
         if not 0 < dropped <= values.size or np.isnan(values).any():
             return False
-        threshold = kth_smallest(values, dropped)
-        equal = np.flatnonzero(values == threshold)
-        keep = values > threshold
-        keep[equal[dropped - count_true(values < threshold) :]] = True
-        mask[places[keep]] = True
+        mask[places[all_but_smallest(values, dropped)]] = True
         return True
 
     def _bracket(self) -> tuple[float, float]:
-        step = sample_step(self._numbers.size)
-        while math.gcd(step, self._numbers.size) > 1:
-            step += 1
+        step = coprime_from(sample_step(self._numbers.size), self._numbers.size)
         drawn = np.absolute(self._numbers[step // 2 :: step])
         drawn = drawn[self._among(np.ones(drawn.size, np.bool_), self._part[step // 2 :: step])]
-        low, high = sample_ends(drawn.size, self._dropped / self._living)
-        return (
-            kth_smallest(drawn, low) if low >= 1 else BELOW_ALL,
-            kth_smallest(drawn, high) if high <= drawn.size else math.inf,
-        )
+        return bracket_of(drawn, self._dropped / self._living)

@@ -118,10 +118,15 @@ def _bracket(wholes: Sequence[Piece], quantile: float) -> tuple[float, float]:
     """Two values that enclose the quantile, but for a chance of about 1 in 400, judged by a sample."""
     step = sample_step(sum(piece.score.numel() for piece in wholes))
     drawn = torch.cat([sample(piece, step).to(wholes[0].score.device) for piece in wholes])
+    return bracket_of(as_array(drawn), quantile)
+
+
+def bracket_of(drawn: Array, quantile: float) -> tuple[float, float]:
+    """Two values that enclose a quantile, judged by a sample of magnitudes."""
     low, high = sample_ends(len(drawn), quantile)
     return (
-        kth_smallest(as_array(drawn), low) if low >= 1 else BELOW_ALL,
-        kth_smallest(as_array(drawn), high) if high <= len(drawn) else math.inf,
+        kth_smallest(drawn, low) if low >= 1 else BELOW_ALL,
+        kth_smallest(drawn, high) if high <= len(drawn) else math.inf,
     )
 
 
@@ -137,12 +142,17 @@ def sample_step(size: int) -> int:
     return max(16, round(math.pow(size, 1 / 3)))
 
 
+def coprime_from(step: int, size: int) -> int:
+    """The first step from one on that visits all columns: one with a factor in common with the row length does not."""
+    while math.gcd(step, size) > 1:
+        step += 1
+    return step
+
+
 def sample(piece: Piece, step: int) -> Tensor:
     """Magnitudes of some living entries of a tensor, at equal distances."""
     size = piece.score.numel()
-    # A step with a factor in common with the row length would visit few of the columns, again and again.
-    while math.gcd(step, size) > 1:
-        step += 1
+    step = coprime_from(step, size)
     index = torch.arange(min(step, size) // 2, size, step, device=piece.score.device)
     drawn = real(piece.score.take(index), piece.dtype).abs()
     return drawn if piece.alive is None else drawn[piece.alive.take(index)]
@@ -167,7 +177,7 @@ def _select_between(pieces: Sequence[Piece], count: int, living: int, limit: int
         raise NaNError
     if not upto_low < count <= upto_low + ends[-1]:
         return False
-    kept = _largest(values[: ends[-1]], count - upto_low)
+    kept = all_but_smallest(values[: ends[-1]], count - upto_low)
     for piece, (start, end) in zip(pieces, itertools.pairwise(ends), strict=True):
         put(piece.mask, places[start:end], kept[start:end])
     return True
@@ -184,8 +194,8 @@ def _compare(piece: Piece, magnitude: Array, low: float, high: float, scratch: S
     return above, differ(above, keep, scratch.like(magnitude, torch.bool, "between"))
 
 
-def _largest(values: Array, dropped: int) -> Array:
-    """All but the first `dropped` of a stable sort."""
+def all_but_smallest(values: Array, dropped: int) -> Array:
+    """Which values are kept: all but the first `dropped` of a stable sort."""
     value = kth_smallest(values, dropped)
     keep = values > value
     keep[positions(values == value)[dropped - count_true(values < value) :]] = True

@@ -105,14 +105,6 @@ class SNIP(GradientCriterion):
     def run(self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None]) -> list[Tensor]:
         """Scores of all targets from one run of the model, which leaves no trace.
 
-        Args:
-            model: The model.
-            targets: The tensors.
-            alive: Masks of what is left; masked entries are zero in the parameters.
-
-        Returns:
-            One tensor of scores for each target.
-
         Raises:
             ValueError: If a target does not take part in the loss, or that is no scalar.
         """

@@ -62,14 +62,6 @@ class GraSP(Criterion):
     def run(self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None]) -> list[Tensor]:
         """Scores of all targets from runs of the model, which leave no trace.
 
-        Args:
-            model: The model.
-            targets: The tensors.
-            alive: Masks of what is left; masked entries are zero in the parameters.
-
-        Returns:
-            One tensor of scores for each target.
-
         Raises:
             ValueError: If a target does not take part in the loss, or that is no scalar.
         """
