@@ -251,6 +251,7 @@ def _words(value: Any) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
+@functools.lru_cache(maxsize=64)
 def _parameters(cls: type[AnyMethod]) -> dict[str, inspect.Parameter]:
     """What the constructor takes, with what it passes on to that of its base by ``**kwargs``."""
     found: dict[str, inspect.Parameter] = {}

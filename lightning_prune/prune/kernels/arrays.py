@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 Array = Any  # a numpy array or a tensor
 
 _PART = 1 << 16
+_REMEMBERED = 1 << 18  # entries from which counting a mask takes longer than to remember the number
 _LARGE = 1 << 22  # bytes from which numpy asks the system for large pages
 _IN_NUMPY = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 _NUMPY_OF = {
@@ -25,6 +27,8 @@ _NUMPY_OF = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
+
+_living: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of large masks, their version and how many entries are True
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -133,6 +137,8 @@ class Scratch:
         held = self._held.get(use)
         if held is None or len(held) < array.size or held.dtype != _NUMPY_OF[dtype]:
             held = self._held[use] = np.empty(array.size, _NUMPY_OF[dtype])
+        if array.flags.c_contiguous:
+            return held[: array.size].reshape(array.shape)
         order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
         places = sorted(range(array.ndim), key=order.__getitem__)
         return held[: array.size].reshape([array.shape[d] for d in order]).transpose(places)
@@ -175,6 +181,25 @@ def count_true(mask: Array) -> int:
         2
     """
     return int(np.count_nonzero(mask) if isinstance(mask, np.ndarray) else mask.count_nonzero())
+
+
+def living_entries(mask: Tensor) -> int:
+    """How many entries of a boolean mask are True; of a large one counted once, until it is written into.
+
+    Args:
+        mask: Boolean, not split over ranks. Who writes into its memory past torch has to raise its version.
+
+    Example:
+        >>> living_entries(torch.tensor([True, False, True]))
+        2
+    """
+    if mask.numel() < _REMEMBERED or mask.is_inference():
+        return count_true(as_array(mask))
+    version, number = _living.get(mask, (None, 0))  # type: ignore[no-untyped-call]
+    if version != mask._version:
+        number = count_true(as_array(mask))
+        _living[mask] = (mask._version, number)
+    return int(number)
 
 
 def positions(mask: Array) -> Array:

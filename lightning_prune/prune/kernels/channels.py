@@ -13,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import as_array, empty_like
+from lightning_prune.prune.kernels.arrays import Array, as_array, empty_like
+
+_EACH = {1: 1, 8: 0x0101010101010101}  # True in each byte of a word, by its size
+_MOST = 255  # of the bytes that are summed as bytes
 
 
 class Living(NamedTuple):
@@ -65,10 +68,20 @@ def living(mask: Tensor, dim: int) -> Living:
     array = as_array(x)
     if not isinstance(array, np.ndarray):
         return Living(x.any(2).any(0), x.all(2).all(0))
-    bits = array.view(np.uint8)
-    rows = (np.bitwise_or.reduce(bits, axis=0, initial=0), np.bitwise_and.reduce(bits, axis=0, initial=1))
-    found = np.bitwise_or.reduce(rows[0], axis=1, initial=0), np.bitwise_and.reduce(rows[1], axis=1, initial=1)
-    return Living(*(torch.from_numpy(each.view(np.bool_)) for each in found))
+    words = _words(array)
+    each = _EACH[words.itemsize]
+    single = len(words) == 1
+    some = words[0] if single else np.bitwise_or.reduce(words, initial=0)
+    every = words[0] if single else np.bitwise_and.reduce(words, initial=each)
+    left = np.bitwise_or.reduce(some, axis=1, initial=0) != 0
+    full = np.bitwise_and.reduce(every, axis=1, initial=each) == each
+    return Living(torch.from_numpy(left), torch.from_numpy(full))
+
+
+def _words(array: Array) -> Array:
+    """The bytes of a mask, eight in a word where each row divides into words, for then there are fewer to reduce."""
+    divides = array.flags.c_contiguous and array.shape[-1] > 0 and array.shape[-1] % 8 == 0
+    return array.view(np.uint64 if divides else np.uint8)
 
 
 def counts(mask: Tensor, dim: int) -> Tensor:
@@ -89,13 +102,22 @@ def counts(mask: Tensor, dim: int) -> Tensor:
     array = as_array(x)
     if not isinstance(array, np.ndarray):
         return x.sum((0, 2))
+    # Sums of bytes as bytes are the fastest, also of eight in a word at once, but hold no more than 255.
+    total = np.zeros(array.shape[1], np.int64)
+    if len(array) == 1:
+        words = _words(array)[0]
+        for start in range(0, words.shape[1], _MOST):
+            sums = np.add.reduce(words[:, start : start + _MOST], axis=1, dtype=np.uint64)
+            total += (
+                sums.view(np.uint8).reshape(-1, 8).sum(1, dtype=np.int64)
+                if words.itemsize == 8
+                else sums.astype(np.int64)
+            )
+        return torch.from_numpy(total)
     bits = array.view(np.uint8)
-    if len(bits) == 1:  # sums of bytes as bytes are the fastest, but hold no more than 255
-        return torch.from_numpy(bits[0].sum(1, dtype=np.uint32).astype(np.int64))
-    total = np.zeros(bits.shape[1:], np.int64)
-    for start in range(0, len(bits), 255):
-        total += bits[start : start + 255].sum(0, dtype=np.uint8)
-    return torch.from_numpy(total.sum(1))
+    for start in range(0, len(bits), _MOST):
+        total += bits[start : start + _MOST].sum(0, dtype=np.uint8).sum(1, dtype=np.int64)
+    return torch.from_numpy(total)
 
 
 def spread(channels: Tensor, dim: int, like: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, Scratch, as_array, count_true, magnitude
+from lightning_prune.prune.kernels.arrays import Array, Scratch, as_array, living_entries, magnitude
 from lightning_prune.prune.kernels.sharing import ALONE, Sharing
 
-_PIECE_CPU = 1 << 17  # entries: the magnitudes and three masks of a piece stay in a core's L2 cache
+_PIECE_CPU = 1 << 19  # entries: what is computed of a piece stays in a core's caches
 _PIECE_DEVICE = 1 << 24  # entries: accelerators want few, large kernels
 _EXACT_IN_FLOAT32 = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -129,7 +129,7 @@ def require_living(
         ValueError: If it is less than the count to drop, or that is negative.
     """
     here = sum(
-        tensor.numel() if mask is None else count_true(as_array(mask))
+        tensor.numel() if mask is None else living_entries(mask)
         for index, (tensor, mask) in enumerate(zip(tensors, alive, strict=True))
         if sharing.counts(index)
     )

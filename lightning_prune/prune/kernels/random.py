@@ -31,7 +31,7 @@ from lightning_prune.prune.kernels.hashing import hashed, numbered, stream
 from lightning_prune.prune.kernels.pieces import Piece, checked_alive, require_living, split, whole
 from lightning_prune.prune.kernels.sharing import ALONE, Box, Sharing, smallest
 
-_RUN = 1 << 18  # entries whose bytes are drawn at once: 32,768 words stay in the cache
+_RUN = 1 << 19  # entries whose bytes are drawn at once: their words stay in the cache
 
 
 def random_keep_masks(
@@ -76,30 +76,32 @@ def random_keep_masks(
     home = "cpu" if generator is None else generator.device
     salt = sharing.first(int(torch.randint(2**62, (), generator=generator, device=home)))
     keys = [
-        _random_bytes(tensor, box, stream(f"{salt}:{index}"))
-        for index, (tensor, box) in enumerate(zip(like, boxes, strict=True))
+        _random_bytes(tensor, mask, box, stream(f"{salt}:{index}"))
+        for index, (tensor, mask, box) in enumerate(zip(like, alive, boxes, strict=True))
     ]
-    for key, mask in zip(map(as_array, keys), alive, strict=True):
-        if mask is not None:
-            key *= as_array(mask)
     parts = [list(split(whole([key], [mask], [key]))) for key, mask in zip(keys, alive, strict=True)]
     byte, upto = _last_byte(parts, count, living, sharing)
     _keep_above(parts, boxes, byte, upto - count, salt, sharing)
     return [key.view(torch.bool) for key in keys]
 
 
-def _random_bytes(like: Tensor, box: Box, seed: int) -> Tensor:
-    """Bytes in the shape and format of a tensor: eight positions in the whole tensor share a hashed word."""
+def _random_bytes(like: Tensor, alive: Tensor | None, box: Box, seed: int) -> Tensor:
+    """Bytes in the shape and format of a tensor, 0 where nothing lives: eight positions in the whole share a word."""
     empty = empty_like(like, torch.uint8)
     drawn = empty if empty.is_contiguous() else torch.empty(like.shape, dtype=torch.uint8, device=like.device)
     box = box.flat
     rows, row = drawn.view(box.shape), math.prod(box.whole[1:])
+    living = None if alive is None else alive.reshape(box.shape).view(torch.uint8)
     scratch = Scratch()
     step, columns = max(1, _RUN // max(1, row)), (slice(None), *box.slices[1:])
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         whole_rows = _bytes((box.start[0] + start) * row, len(part) * row, seed, like.device, scratch)
-        part.copy_(whole_rows.view(len(part), *box.whole[1:])[columns])
+        found = whole_rows.view(len(part), *box.whole[1:])[columns]
+        if living is None:
+            part.copy_(found)
+        else:
+            torch.mul(found, living[start : start + step], out=part)
     return drawn if drawn is empty else empty.copy_(drawn)
 
 
@@ -168,7 +170,8 @@ def _ties(
 def _take_ties(piece: Piece, byte: int, scratch: Scratch) -> Array:
     """The entries of a piece that have this byte; what is above it becomes True, the rest False."""
     key = as_array(piece.mask)
-    entries = positions(piece.living(equal(key, byte, scratch.like(key, torch.bool, "ties"))))
+    ties = equal(key, byte, scratch.like(key, torch.bool, "ties"))
+    entries = positions(ties if byte else piece.living(ties))
     if isinstance(key, np.ndarray):
         greater(key, byte, key.view(np.bool_))
     else:

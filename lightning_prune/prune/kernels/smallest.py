@@ -165,9 +165,11 @@ def _select_between(pieces: Sequence[Piece], count: int, living: int, limit: int
     upto_low, ends = living, [0]
     for piece in pieces:
         magnitude = piece.any_magnitude(scratch)
-        above, between = _compare(piece, magnitude, low, high, scratch)
-        upto_low -= count_true(above)
+        keep, between = _compare(piece, magnitude, low, high, scratch)
         found = positions(between)
+        if piece.alive is not None and low >= 0:
+            found = found[as_array(piece.alive).take(found)]
+        upto_low -= count_true(keep) + len(found)
         start, end = ends[-1], ends[-1] + len(found)
         if end > limit:
             return False
@@ -184,14 +186,18 @@ def _select_between(pieces: Sequence[Piece], count: int, living: int, limit: int
 
 
 def _compare(piece: Piece, magnitude: Array, low: float, high: float, scratch: Scratch) -> tuple[Array, Array]:
-    """Writes into the mask what is above `high`; gives what is not up to `low`, and what is neither, NaN included."""
-    above = piece.living(not_at_most(magnitude, low, scratch.like(magnitude, torch.bool, "above")))
+    """Writes into the mask what lives above `high`; gives it, and what is neither above nor up to `low`, NaN included.
+
+    Those are few, so that it is cheaper to ask each whether it lives; but without a low end they are many, and do live.
+    """
+    above = not_at_most(magnitude, low, scratch.like(magnitude, torch.bool, "above"))
     keep = as_array(piece.mask)
     if isinstance(keep, np.ndarray):
-        piece.living(greater(magnitude, high, keep))
+        greater(magnitude, high, keep)
     else:
-        keep.copy_(piece.living(magnitude > high))
-    return above, differ(above, keep, scratch.like(magnitude, torch.bool, "between"))
+        keep.copy_(magnitude > high)
+    between = differ(above, keep, scratch.like(magnitude, torch.bool, "between"))
+    return piece.living(keep), piece.living(between) if low < 0 else between
 
 
 def all_but_smallest(values: Array, dropped: int) -> Array:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lightning_prune.prune.kernels.arrays import as_array, count_true
+from lightning_prune.prune.kernels.arrays import living_entries
 from lightning_prune.prune.kernels.sharing import Box
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def dead_entries(mask: Tensor | None) -> int:
     if mask is None:
         return 0
     if not is_sharded(mask):
-        return mask.numel() - count_true(as_array(mask))
+        return mask.numel() - living_entries(mask)
     if mask not in _dead:
         kept = holders_of(mask).total(local(mask).count_nonzero())
         _dead[mask] = mask.numel() - int(kept)
