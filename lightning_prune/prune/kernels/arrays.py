@@ -196,10 +196,14 @@ def living_entries(mask: Tensor) -> int:
     if mask.numel() < _REMEMBERED or mask.is_inference():
         return count_true(as_array(mask))
     version, number = _living.get(mask, (None, 0))  # type: ignore[no-untyped-call]
-    if version != mask._version:
-        number = count_true(as_array(mask))
+    return int(number) if version == mask._version else remembered(mask, count_true(as_array(mask)))
+
+
+def remembered(mask: Tensor, number: int) -> int:
+    """Notes how many entries of a new mask are True, so that it need not be counted; gives the number."""
+    if mask.numel() >= _REMEMBERED and not mask.is_inference():
         _living[mask] = (mask._version, number)
-    return int(number)
+    return number
 
 
 def positions(mask: Array) -> Array:

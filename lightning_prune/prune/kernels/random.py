@@ -25,6 +25,7 @@ from lightning_prune.prune.kernels.arrays import (
     greater,
     positions,
     put,
+    remembered,
 )
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
 from lightning_prune.prune.kernels.hashing import hashed, numbered, stream
@@ -82,7 +83,10 @@ def random_keep_masks(
     parts = [list(split(whole([key], [mask], [key]))) for key, mask in zip(keys, alive, strict=True)]
     byte, upto = _last_byte(parts, count, living, sharing)
     _keep_above(parts, boxes, byte, upto - count, salt, sharing)
-    return [key.view(torch.bool) for key in keys]
+    masks = [key.view(torch.bool) for key in keys]
+    if len(masks) == 1 and sharing is ALONE:
+        remembered(masks[0], living - count)
+    return masks
 
 
 def _random_bytes(like: Tensor, alive: Tensor | None, box: Box, seed: int) -> Tensor:

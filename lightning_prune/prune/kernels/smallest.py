@@ -36,6 +36,7 @@ from lightning_prune.prune.kernels.arrays import (
     not_at_most,
     positions,
     put,
+    remembered,
 )
 from lightning_prune.prune.kernels.bisection import Bracket, narrow
 from lightning_prune.prune.kernels.pieces import NaNError, Piece, checked_alive, real, require_living, split, whole
@@ -89,6 +90,8 @@ def keep_masks(
         _fill_masks(whole(scores, alive, masks), count, living)
     except NaNError:
         raise ValueError(_first_nan(scores, alive, names)) from None
+    if len(masks) == 1:
+        remembered(masks[0], living - count)
     return masks
 
 
