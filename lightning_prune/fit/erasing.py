@@ -22,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Optimizer
 
-from lightning_prune.prune.kernels.masking import write_zeros
+from lightning_prune.prune.kernels.arrays import Array, as_array, positions, put
+from lightning_prune.prune.kernels.masking import sum_where, write_zeros
+from lightning_prune.prune.sharded.masks import both, unlike
 from lightning_prune.prune.sharded.tensors import dead_entries, holders_of, is_sharded, local
 from lightning_prune.targets.select import Target
 
@@ -72,23 +74,37 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
 
 
 @torch.no_grad()
-def begin_anew(stayed: Mapping[Target, Tensor], optimizers: Iterable[Optimizer], copies: Iterable[nn.Module]) -> None:
-    """Lets all weights of some tensors but those that stayed begin as ones that were never trained.
+def begin_anew(
+    masks: Mapping[Target, tuple[Tensor, Tensor]], optimizers: Iterable[Optimizer], copies: Iterable[nn.Module]
+) -> None:
+    """Lets the weights of some tensors that were masked or came back begin as ones that were never trained.
+
+    They become 0, and so do all states that optimizers have of them, but second moments, which become the mean of the
+    weights that stayed. They are few, so they are written one by one; what is neither stays as it is.
 
     Args:
-        stayed: For each tensor which weights stayed: boolean, its shape, split like it. The others become 0, and so do
-            all states that optimizers have of them, but second moments, which become the mean of those that stayed.
+        masks: For each tensor its masks before and after, split like it.
         optimizers: All optimizers of the run; L-BFGS starts its memory afresh.
         copies: Other modules that hold the same parameters by the same names, such as averaged models.
     """
-    averages = [_by_name(copy) for copy in copies]
-    for target, mask in stayed.items():
-        _erase(mask, target.parameter, *(held.get(target.name) for held in averages))
-    for optimizer in optimizers:
-        _erase_state(optimizer, stayed)
-        for target, mask in stayed.items():
-            for moments in _second_moments(optimizer, target):
-                _fill(moments, mask, _mean_where(moments, mask))
+    averages, stepping = [_by_name(copy) for copy in copies], [*optimizers]
+    for optimizer in stepping:
+        _forget_directions(optimizer, masks)
+    for target, (before, after) in masks.items():
+        stayed, moved = both(before, after), positions(as_array(local(unlike(before, after))))
+        means = {id(m): _mean_where(m, stayed) for o in stepping for m in _second_moments(o, target)}
+        states = [state for o in stepping for state in o.state.get(target.parameter, {}).values()]
+        for tensor in (target.parameter, *(held.get(target.name) for held in averages), *states):
+            _restart(tensor, stayed, moved, means.get(id(tensor), 0.0))
+
+
+def _restart(tensor: object, stayed: Tensor, moved: Array, value: float) -> None:
+    """Writes a number where entries moved into what has one for each; of few bits, zeros in all that did not stay."""
+    if not _is_written(tensor):
+        _erase(stayed, tensor)
+    elif tensor.shape == stayed.shape:
+        put(local(tensor.detach()), moved, value if 0 < value < math.inf else 0.0)
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _second_moments(optimizer: Optimizer, target: Target) -> list[Tensor]:
@@ -100,8 +116,8 @@ def _second_moments(optimizer: Optimizer, target: Target) -> list[Tensor]:
 
 
 def _mean_where(values: Tensor, mask: Tensor) -> float:
-    """The mean where a mask is True of numbers that are 0 elsewhere, over all ranks."""
-    total = local(values).sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    """The mean of the numbers where a mask is True, over all ranks."""
+    total = sum_where(local(values), local(mask))
     return float(holders_of(values).total(total)) / max(mask.numel() - dead_entries(mask), 1)
 
 
@@ -139,9 +155,13 @@ def _is_of_few_bits(tensor: object) -> TypeGuard[Tensor]:
 
 
 def _erase_state(optimizer: Optimizer, alive: Mapping[Target, Tensor]) -> None:
+    _forget_directions(optimizer, alive)
+    for target, mask in alive.items():
+        _erase(mask, *optimizer.state.get(target.parameter, {}).values())
+
+
+def _forget_directions(optimizer: Optimizer, targets: Iterable[Target]) -> None:
+    """Starts the memory of L-BFGS afresh, in which all entries of all its parameters are mixed."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    held_targets = [target for target in alive if id(target.parameter) in held]
-    if isinstance(optimizer, LBFGS) and held_targets:
+    if isinstance(optimizer, LBFGS) and any(id(target.parameter) in held for target in targets):
         optimizer.state.clear()
-    for target in held_targets:
-        _erase(alive[target], *optimizer.state.get(target.parameter, {}).values())

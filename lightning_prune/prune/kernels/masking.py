@@ -15,6 +15,7 @@ Everything else (other devices, complex numbers, tensor subclasses, tracers, com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -169,6 +170,25 @@ def zero_under(tensor: Tensor, mask: Tensor) -> bool:
     return not any(
         _any_nonzero((~keep).to(bits.dtype).mul_(bits), tensor.dtype) for bits, keep in _pieces(tensor, mask)
     )
+
+
+def sum_where(tensor: Tensor, mask: Tensor) -> Tensor:
+    """The sum of the entries where the mask is True, without a copy of the tensor; half precision adds up in single.
+
+    Args:
+        tensor: Real.
+        mask: Boolean, its shape, on its device.
+
+    Example:
+        >>> sum_where(torch.tensor([1.0, torch.inf, 2.0]), torch.tensor([True, False, True]))
+        tensor(3.)
+    """
+    tensor = tensor.detach()
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    if not _is_plain(tensor):
+        return torch.where(mask, tensor, 0).sum(dtype=dtype)
+    parts = (kept(bits.view(tensor.dtype), keep).sum(dtype=dtype) for bits, keep in _pieces(tensor, mask))
+    return functools.reduce(torch.add, parts)
 
 
 def _by_numpy(tensor: Tensor) -> bool:

@@ -12,12 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, count_true, empty_like, not_at_most
+from lightning_prune.prune.kernels.arrays import (
+    Array,
+    as_array,
+    count_true,
+    empty_like,
+    living_entries,
+    not_at_most,
+    positions,
+)
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.signed import signed_keep_masks
 from lightning_prune.prune.kernels.smallest import all_but_smallest, bracket_of, coprime_from, keep_masks, sample_step
 
-_PIECE = 1 << 18  # entries
+_PIECE = 1 << 19  # entries
 _SMALL = 1 << 14  # candidates: for fewer the general selection is as fast
 _DTYPES = (torch.float32, torch.float64)
 
@@ -58,7 +66,7 @@ def moved_mask(
         >>> moved_mask(weight, alive, torch.tensor([9.0, 9.0, 1.0, 2.0]), 1, strict=False)
         tensor([ True,  True, False, False])
     """
-    living = count_true(as_array(alive))
+    living = living_entries(alive)
     stay = _largest(weight, alive, living, living - count)
     if stay is None:
         stay = keep_masks([weight], count, alive=[alive], names=[f"'{name}'"])[0]
@@ -108,6 +116,7 @@ class _Search:
 
     def __init__(self, numbers: Array, part: Array, but: bool, living: int, dropped: int) -> None:
         self._numbers, self._part, self._living, self._dropped = numbers, part, living, dropped
+        self._but = but
         self._among = np.greater if but else np.logical_and  # of two conditions: the first and not the second
 
     def fill(self, mask: Array, besides: Array | None) -> bool:
@@ -121,13 +130,15 @@ class _Search:
             part, keep = self._part[here], mask[here]
             magnitude = np.absolute(self._numbers[here], out=magnitudes[: part.size])
             above = not_at_most(magnitude, low, conditions[: part.size])
-            self._among(above, part, out=above)
             np.greater(magnitude, high, out=keep)
+            between = np.bitwise_xor(above, keep, out=above)
             self._among(keep, part, out=keep)
-            upto -= count_true(above)
-            between = np.flatnonzero(np.bitwise_xor(above, keep, out=above))
-            values.append(magnitude[between])
-            places.append(between + start)
+            found = positions(between if low >= 0 else self._among(between, part, out=between))
+            if low >= 0:
+                found = found[part.take(found) != self._but]
+            upto -= count_true(keep) + found.size
+            values.append(magnitude[found])
+            places.append(found + start)
             if besides is not None:
                 np.logical_or(keep, besides[here], out=keep)
         return self._decide(np.concatenate(places), np.concatenate(values), self._dropped - upto, mask)
