@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from lightning_prune.distributed import of_rank_0, together
 from lightning_prune.fit.interruptions import uninterrupted
 from lightning_prune.fit.limits import Limits
-from lightning_prune.fit.messages import Announcer
+from lightning_prune.fit.messages import Announcer, Verbose
 from lightning_prune.fit.preview import Preview, play
 from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.resuming import Kept, Saved, find_state
@@ -118,7 +118,8 @@ class PruningCallback(CallbackBase):
         log: Log ``sparsity`` and the ``sparsity/target`` of a schedule; a :class:`~lightning_prune.Log` says more (keys
             of tensors, a prefix, the progress bar), ``False`` = log nothing. Of several callbacks on a model the first
             one logs, for all of them.
-        verbose: Say what is selected when fit starts, and what each event did.
+        verbose: ``"table"`` or ``True``: say what is selected and planned when fit starts, what each event did, and in
+            a table at the end what was reached; ``"line"``: one line for each of these; ``False``: only warnings.
 
     Raises:
         ValueError: If arguments contradict each other or are out of range.
@@ -155,7 +156,7 @@ class PruningCallback(CallbackBase):
         restart_scores: bool = True,
         allow_unfinished: bool = False,
         log: bool | Log = True,
-        verbose: bool = True,
+        verbose: Verbose = True,
         **unknown: Any,
     ) -> None:
         self.settings = Settings(
@@ -186,7 +187,8 @@ class PruningCallback(CallbackBase):
         self.restart_scores = restart_scores
         self._scores = FreshScores()
         self._log = SparsityLog(as_log(log))
-        self._say = Announcer(verbose)
+        decides = None if type(self).due is PruningCallback.due else f"{type(self).__name__}.due"
+        self._say = Announcer(verbose, decides)
         self._session: Session | None = None
         self._loaded: Saved | None = None
         self._asked = False

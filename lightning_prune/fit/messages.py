@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import nn
@@ -12,22 +14,34 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lightning_prune import report
 from lightning_prune.fit import checks
 from lightning_prune.fit.run import PruningEvent, PruningRun
+from lightning_prune.prune.printing import covered
 from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.pruner.coupled import CoupledPruner
 from lightning_prune.schedules.plan import Plan
 from lightning_prune.targets.names import listing
 from lightning_prune.targets.select import Target, outputs_of
 
+Verbose = bool | Literal["table", "line"]
+
 
 class Announcer:
     """Tells the user what happens, on rank zero; warnings are told once each, and also when not verbose.
 
     Args:
-        verbose: Show tables at the start and the end, and a line for each event.
+        verbose: ``"table"`` or ``True``: say what is selected and planned, what each event did, and in a table what
+            was reached; ``"line"``: a line at the start, for each event and at the end; ``False``: only warnings.
+
+        decides: What decides at each time of the plan how much is pruned, if it is not the plan itself.
+
+    Raises:
+        ValueError: If ``verbose`` is none of these.
     """
 
-    def __init__(self, verbose: bool) -> None:
-        self.verbose = verbose
+    def __init__(self, verbose: Verbose, decides: str | None = None) -> None:
+        if verbose not in ("table", "line", True, False):
+            raise ValueError(f'verbose={verbose!r}: give "table" (or True), "line" or False')
+        self.verbose: Verbose = verbose
+        self._decides = "" if decides is None else f"; {decides} decides what is done"
         self._warned: set[str] = set()
         self._restarted: Sequence[str] = ()
 
@@ -37,7 +51,10 @@ class Announcer:
         waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
         outputs = outputs_of(model) if run.pruner.recipe.prunes_outputs else None
         notes = checks.told_at_the_start(run.counted, outputs)
-        self._tell("\n".join([report.selection(model, run.counted), plan + waiting + _channels(run), *notes]))
+        plan += self._decides + waiting
+        lines = [report.selection(model, run.counted), plan + _channels(run), *notes]
+        short = [f"pruning {run.total:,} weights of {listing([t.name for t in run.counted], limit=1)}, {plan}"]
+        self._tell("\n".join(short if self.verbose == "line" else lines))
         self._warn(checks.not_trained(run.counted, optimizers))
 
     def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
@@ -103,7 +120,11 @@ class Announcer:
 
     def end(self, model: nn.Module, targets: Sequence[Target], plan: Plan, shortfall: str | None) -> None:
         """What was reached, and what is wrong with it."""
-        self._show(report.end(targets, plan.final))
+        if self.verbose == "line":
+            reached = report.end(targets)
+            self._tell(f"pruned: {reached.zeros:,} of {reached.weights:,} weights are zero ({reached.sparsity:.2%})")
+        else:
+            self._show(report.end(targets, plan.final))
         self._warn([*([shortfall] if shortfall else []), *checks.dead_layers(targets), *checks.cut_layers(model)])
 
     def _show(self, table: report.Summary) -> None:
@@ -113,6 +134,8 @@ class Announcer:
     def _tell(self, message: str) -> None:
         if self.verbose:
             with tqdm.external_write_mode():  # else the line goes into that of a progress bar
+                if (below := covered(sys.stderr)) is not None:
+                    below.write("\r\x1b[2K")  # that of rich, which draws itself again
                 rank_zero_info(message)
 
     def _warn(self, kinds: Iterable[str], message: str | None = None) -> None:

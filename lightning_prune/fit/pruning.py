@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lightning_prune.distributed import of_rank_0, together
 from lightning_prune.fit.interruptions import uninterrupted
 from lightning_prune.fit.limits import Limits
-from lightning_prune.fit.messages import Announcer
+from lightning_prune.fit.messages import Announcer, Verbose
 from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.resuming import Saved, require_same_plan
 from lightning_prune.fit.run import PruningEvent
@@ -36,7 +36,8 @@ class Pruning:
         schedulers: Learning-rate schedulers, which go back with ``rewind=``.
         max_epochs: Number of epochs of the loop, if known; a plan that cannot be finished is refused.
         max_steps: Number of optimizer steps of the loop; needed by schedules in fractions of the run.
-        verbose: Say what is selected, and what each event did.
+        verbose: ``"table"`` or ``True``: say what is selected and planned, what each event did, and in a table at the
+            end what was reached; ``"line"``: one line for each of these; ``False``: only warnings.
         **more: All other arguments of :class:`~lightning_prune.PruningCallback` that say what is pruned, how and when.
 
     Attributes:
@@ -69,7 +70,7 @@ class Pruning:
         schedulers: Sequence[Any] = (),
         max_epochs: int | None = None,
         max_steps: int | None = None,
-        verbose: bool = True,
+        verbose: Verbose = True,
         **more: Any,
     ) -> None:
         self._settings = Settings(*arguments, **more)

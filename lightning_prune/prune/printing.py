@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
@@ -48,13 +49,24 @@ def _tagged(lines: Sequence[Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
 
 
 def terminal(file: TextIO) -> Any:
-    """A rich console for a terminal, ``None`` where there is no terminal or no rich."""
+    """A rich console for a terminal, ``None`` where there is no terminal or no rich.
+
+    While a live display such as a progress bar of rich is shown, that is its console, which prints above the bar.
+    """
     try:
+        from rich import get_console
         from rich.console import Console
     except ModuleNotFoundError:
         return None
-    console = Console(file=file)
+    console = Console(file=file) if covered(file) is None else get_console()
     return console if console.is_terminal else None
+
+
+def covered(file: TextIO) -> TextIO | None:
+    """The terminal below a live display of rich, which stands in for it; ``None`` if there is none."""
+    proxies = sys.modules.get("rich.file_proxy")  # without it there is no display
+    live = proxies is not None and isinstance(file, proxies.FileProxy)
+    return file.rich_proxied_file if live else None  # type: ignore[attr-defined]
 
 
 def pyplot() -> Any:

@@ -129,6 +129,8 @@ def _blocks(x: Tensor, alive: Tensor | None, size: int) -> Iterator[Tensor]:
 
 
 def _terms(block: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+    if power == 2.0 and not block.is_complex():
+        return block.to(dtype).square()
     magnitude = block.abs().to(dtype)
     return magnitude if math.isinf(power) else magnitude.pow_(power)
 
