@@ -323,7 +323,7 @@ def history_of(module: nn.Module, name: str) -> AnyMethod | None:
 def find_hook(module: nn.Module, name: str) -> tuple[int, AnyMethod] | None:
     """Key and method of the forward pre-hook that records the pruning of ``module.name``."""
     for key, hook in module._forward_pre_hooks.items():
-        if isinstance(hook, AnyMethod) and hook._tensor_name == name:
+        if getattr(hook, "_tensor_name", None) == name and isinstance(hook, AnyMethod):
             return key, hook
     return None
 

@@ -14,8 +14,16 @@ def foreign_names(module: nn.Module) -> list[str]:
     """Names of the tensors of this module (not of its children) that torch has pruned and this package has not."""
     hooks = module._forward_pre_hooks.values()
     names = [hook._tensor_name for hook in hooks if isinstance(hook, torch_prune.BasePruningMethod)]
-    mine = attribute.masked_names(module)
-    return [name for name in names if name not in mine and f"{name}_orig" in module._parameters]
+    return [name for name in names if _is_left_to_torch(module, name)]
+
+
+def is_foreign(module: nn.Module, name: str) -> bool:
+    """Whether torch has pruned ``module.name`` and this package has not."""
+    return _is_left_to_torch(module, name) and name in foreign_names(module)
+
+
+def _is_left_to_torch(module: nn.Module, name: str) -> bool:
+    return f"{name}_orig" in module._parameters and attribute.layout_of(module, name) is None
 
 
 def foreign_mask(module: nn.Module, name: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_prune.prune import attribute
 from lightning_prune.prune.base import BasePruningMethod, find_hook
 from lightning_prune.prune.checks import require_pruned
-from lightning_prune.prune.foreign import foreign_names, remove_foreign
+from lightning_prune.prune.foreign import is_foreign, remove_foreign
 from lightning_prune.prune.global_pruning import global_masks as global_masks
 from lightning_prune.prune.global_pruning import global_unstructured as global_unstructured
 from lightning_prune.prune.methods import (
@@ -364,7 +364,7 @@ def remove(module: M, name: str) -> M:
         >>> int((layer.weight == 0).sum()), list(layer.state_dict())
         (6, ['weight', 'bias'])
     """
-    if isinstance(module, nn.Module) and name in foreign_names(module):
+    if isinstance(module, nn.Module) and is_foreign(module, name):
         remove_foreign(module, name)
         return module
     require_pruned(module, name)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_prune.prune import attribute
 from lightning_prune.prune.checks import require_data
-from lightning_prune.prune.foreign import foreign_mask, foreign_names, foreign_value
+from lightning_prune.prune.foreign import foreign_mask, foreign_names, foreign_value, is_foreign
 from lightning_prune.prune.functional import remove
 from lightning_prune.prune.sharded.tensors import nonzero_entries
 
@@ -118,7 +118,7 @@ def effective_parameters(model: nn.Module) -> dict[str, Tensor]:
         at, pruned = f"{prefix}." if prefix else "", slot.removesuffix("_orig")
         if attribute.layout_of(module, pruned) is not None:
             values[at + pruned] = getattr(module, pruned).detach()
-        elif pruned in foreign_names(module):
+        elif is_foreign(module, pruned):
             values[at + pruned] = foreign_value(module, pruned).detach()
         else:
             values[at + slot] = getattr(module, slot).detach()

@@ -1,7 +1,7 @@
 """The public functions beside those of torch: each call below is made as written, with either package as ``prune``.
 
 Both sides prune a fifth of what is left of the same ten modules, which are made beforehand, in the documented layout.
-"pass" is ``weight.abs() > threshold`` over all modules.
+"pass" is ``weight.abs() > threshold`` over all modules. A second table is of 800 small tensors in one module.
 
     python -m tests.benchmarks functions
 """
@@ -32,6 +32,11 @@ EACH = (
 )
 TOGETHER = ("prune.global_unstructured(pairs, pruning_method=prune.L1Unstructured, amount=0.2)",)
 CALLS = (*TOGETHER, *EACH)
+TENSORS = 800
+MANY = (
+    "prune.l1_unstructured(parameters, name, amount=0.2)",
+    "prune.remove(parameters, name)",
+)
 STATES: dict[str, float | None] = {"first": None, "50 % left": 0.5, "10 % left": 0.1}
 HEADER = ["call", "round", "ours / pass", "torch's / pass", "torch's / ours", "ms", "memory", "torch's"]
 
@@ -107,9 +112,36 @@ def rows(size: int, rounds: int) -> Iterator[list[str]]:
             yield row(call, state, weights, rounds)
 
 
+def of_many(package: ModuleType) -> list[float]:
+    """Seconds that the calls for many tensors take, one after the other."""
+    parameters = nn.ParameterList(nn.Parameter(torch.randn(16, 16)) for _ in range(TENSORS))
+    seconds = []
+    for call in MANY:
+        code, start = compile(call, call, "eval"), time.process_time()
+        for name in map(str, range(TENSORS)):
+            eval(code, {"prune": package, "parameters": parameters, "name": name})
+        seconds.append(time.process_time() - start)
+    return seconds
+
+
+def rows_of_many(rounds: int) -> list[list[str]]:
+    """The table for many tensors: both packages in turn."""
+    pairs = [(of_many(lightning_prune.prune), of_many(torch_prune)) for _ in range(rounds)]
+    return [
+        [
+            f"`{call}`",
+            spread([ours[i] / theirs[i] for ours, theirs in pairs]),
+            f"{statistics.median(ours[i] for ours, _ in pairs) / TENSORS * 1e3:.2f}",
+        ]
+        for i, call in enumerate(MANY)
+    ]
+
+
 def main(quick: bool = False, size: int = 60_000_000) -> None:
     """Prints the table."""
     keep_freed_memory()
     size, rounds = (1_000_000, 2) if quick else (size, 3)
     title = f"Public functions, {size / 1e6:g} million float32 weights in {LAYERS} modules, one thread"
     print_table(title, HEADER, rows(size, rounds))
+    title = f"{TENSORS} tensors of 256 weights in one module, each called for"
+    print_table(title, ["call", "ours / torch's", "ms a tensor"], rows_of_many(rounds))
