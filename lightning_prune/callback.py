@@ -194,6 +194,7 @@ class PruningCallback(CallbackBase):
         self._asked = False
         self._max_epochs: int | None = None
         self._alike: int | None = None
+        self._keys: dict[int | None, str] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -237,11 +238,16 @@ class PruningCallback(CallbackBase):
         Trainer have the same words (of two modules of a class), their number. What a new Trainer sees tells more apart,
         so that it lets callbacks pass whose selections are only compared when the fit starts.
         """
-        if self._alike is None:
-            patterns = [*(self.settings.parameters or ()), *self.settings.exclude]
-            chosen = [p if isinstance(p, str) else id(p) for p in patterns]
-            return self._key(**self._selection(), how=str(self.settings), chosen=chosen)
-        return self._key(**self._selection(), **({"alike": self._alike} if self._alike else {}))
+        if self._alike not in self._keys:  # a Trainer asks at each hook of each batch
+            self._keys[self._alike] = self._key(**self._selection(), **self._told_apart())
+        return self._keys[self._alike]
+
+    def _told_apart(self) -> dict[str, Any]:
+        if self._alike is not None:
+            return {"alike": self._alike} if self._alike else {}
+        patterns = [*(self.settings.parameters or ()), *self.settings.exclude]
+        chosen = [p if isinstance(p, str) else id(p) for p in patterns]
+        return {"how": str(self.settings), "chosen": chosen}
 
     def due(self, trainer: Trainer, time: int) -> Sequence[Demand]:
         """Whether it is time to prune, and how much; to be overridden by other policies. Asked once for each time.

@@ -175,13 +175,14 @@ class Enforcement:
 
     def _mask_gradients(self, targets: Sequence[Target]) -> None:
         for target in targets:
-            gradient, mask = target.parameter.grad, target.alive
+            parameter, mask = target.parameter, target.alive
+            gradient = parameter.grad
             if gradient is None or mask is None:
                 continue
             if gradient.layout is torch.strided:
                 write_zeros(local(gradient.detach()), local(mask))
             else:
-                target.parameter.grad = _masked_rows(gradient, mask)
+                parameter.grad = _masked_rows(gradient, mask)
 
     def _before_step(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # torch gives the optimizer itself first

@@ -6,11 +6,13 @@ with the module, and a copy or a pickle of the module is that of a dense one wit
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 if TYPE_CHECKING:
     from lightning_prune.prune.base import PruningContainer
@@ -31,20 +33,27 @@ class Beside:
     history: PruningContainer | None = None
 
 
-_table: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_table: dict[int, tuple[weakref.ref[nn.Module], dict[str, Beside]]] = {}
+"""By the identity of the module: torch's table of that kind takes ten times as long, and each step asks it often."""
+
+
+_NOTHING: tuple[Callable[[], nn.Module | None], dict[str, Beside]] = (lambda: None, {})
 
 
 def entries(module: nn.Module) -> dict[str, Beside]:
     """What is kept beside a module, by the names of its tensors; writes into it are kept if it is not empty."""
-    found: dict[str, Beside] | None = _table.get(module)  # type: ignore[no-untyped-call]
-    return {} if found is None else found
+    known, found = _table.get(id(module), _NOTHING)
+    return found if known() is module else {}
 
 
 def put(module: nn.Module, name: str, mask: Tensor) -> None:
     """Keeps the mask of a parameter that has none yet."""
     parameter = module._parameters[name]
     assert parameter is not None
-    _table.setdefault(module, {})[name] = Beside(mask, parameter)  # type: ignore[no-untyped-call]
+    kept = entries(module)
+    if not kept:
+        _table[id(module)] = weakref.ref(module, functools.partial(_forget, id(module))), kept
+    kept[name] = Beside(mask, parameter)
 
 
 def drop(module: nn.Module, name: str) -> None:
@@ -52,7 +61,13 @@ def drop(module: nn.Module, name: str) -> None:
     kept = entries(module)
     del kept[name]
     if not kept:
-        del _table[module]
+        del _table[id(module)]
+
+
+def _forget(key: int, dead: weakref.ref[nn.Module]) -> None:
+    """Ends what was kept beside a module with it, unless another one has its identity by now."""
+    if _table.get(key, _NOTHING)[0] is dead:
+        del _table[key]
 
 
 def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
