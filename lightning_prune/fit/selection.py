@@ -75,7 +75,9 @@ class Selection:
     @property
     def disturbed(self) -> list[str]:
         """Names of the tensors whose parameter holds values under the mask, which only the masked read hides."""
-        masks = {} if self.sharded else {t: t.alive for t in self.targets}
+        if self.sharded or self.layout is Layout.PLAIN:  # where zeros are kept by those who train
+            return []
+        masks = {t: t.alive for t in self.targets}
         return [t.name for t, m in masks.items() if m is not None and attribute.hidden_values(t.parameter, m)]
 
     def refresh(self, model: nn.Module) -> list[str]:

@@ -22,7 +22,7 @@ from tests.benchmarks.measure import keep_freed_memory, print_table
 from tests.benchmarks.models import CONVNET, MLP_60, TRANSFORMER, Workload
 
 EPOCHS = 10
-BATCHES = {MLP_60: 50, CONVNET: 12, TRANSFORMER: 2}  # of each epoch
+BATCHES = {MLP_60: 50, CONVNET: 12, TRANSFORMER: 10}  # of each epoch
 WAYS: dict[str, Callable[[L.LightningModule], list[Callback]]] = {
     "without": lambda module: [],
     "in place": lambda module: [_pruning("in_place")],
