@@ -75,7 +75,7 @@ def test_the_two_commands_are_what_ci_runs():
     main_job, tests = listed.stdout.splitlines()
     assert [f"{main_job}\n", f"{tests}\n"] == blocks("README.md", "bash")
     assert main_job.endswith('pip install -e ".[examples]" && python examples/digits.py')
-    assert tests.endswith('pip install -e ".[test]" && python -m pytest')
+    assert tests.endswith('pip install -e ".[test]" && python -m pytest -n 2')
 
 
 def test_every_link_leads_somewhere():

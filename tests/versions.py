@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import lightning.pytorch.callbacks
+import lightning
 import pytest
 import torch
 
-TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-
-needs_averaging = pytest.mark.skipif(
-    not hasattr(lightning.pytorch.callbacks, "WeightAveraging"), reason="WeightAveraging came with lightning 2.6"
-)
-takes_both_packages = pytest.mark.skipif(
-    not hasattr(lightning.pytorch.callbacks, "WeightAveraging"),
-    reason="a Trainer of lightning 2.5.0 takes no callbacks of the other package and says so",
+TORCH, LIGHTNING = (
+    tuple(int(part) for part in package.__version__.split("+")[0].split(".")[:2]) for package in (torch, lightning)
 )
 
 
 def needs_torch(minor: int, why: str) -> pytest.MarkDecorator:
     """For a test that needs torch 2.``minor``."""
     return pytest.mark.skipif((2, minor) > TORCH, reason=f"torch 2.{minor}: {why}")
+
+
+def needs_lightning(minor: int, why: str) -> pytest.MarkDecorator:
+    """For a test that needs lightning 2.``minor``."""
+    return pytest.mark.skipif((2, minor) > LIGHTNING, reason=f"lightning 2.{minor}: {why}")
+
+
+needs_averaging = needs_lightning(6, "it brought WeightAveraging")
+takes_both_packages = needs_lightning(6, "a Trainer of 2.5.0 takes no callbacks of the other package and says so")

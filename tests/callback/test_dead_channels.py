@@ -102,9 +102,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, enforce: Any) -> N
     first = trainer(tmp_path, pruning(enforce=enforce, allow_unfinished=True), epochs=2)
     first.fit(half)
     first.save_checkpoint(tmp_path / "half.ckpt")
-    trainer(tmp_path, pruning(enforce=enforce), epochs=4).fit(
-        rest, ckpt_path=tmp_path / "half.ckpt", weights_only=False
-    )
+    trainer(tmp_path, pruning(enforce=enforce), epochs=4).fit(rest, ckpt_path=tmp_path / "half.ckpt")
     assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), rest.parameters(), strict=True))
     assert sum(zero_biases(half)["conv.bias"]) == 2  # a quarter of 6, rounded
     assert sum(zero_biases(rest)["conv.bias"]) == 3
@@ -115,7 +113,7 @@ def test_a_checkpoint_that_does_not_know_biases_resumes(tmp_path: Path) -> None:
     first = trainer(tmp_path, pruning(exclude="*.bias", allow_unfinished=True), epochs=2)
     first.fit(layers())
     first.save_checkpoint(tmp_path / "half.ckpt")
-    trainer(tmp_path, pruning(), epochs=4).fit(rest, ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    trainer(tmp_path, pruning(), epochs=4).fit(rest, ckpt_path=tmp_path / "half.ckpt")
     assert zero_biases(rest) == dead_of(rest)
 
 

@@ -78,7 +78,8 @@ def test_l12_final_and_saved_averages_are_as_sparse_as_planned(
     assert is_plain(model)
     for name, reached in (("epoch=3", 141), ("epoch=5", 141), ("end", 141)):
         plain = make()
-        plain.load_state_dict(torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"], strict=True)
+        saved = torch.load(tmp_path / f"{name}.ckpt", weights_only=False)  # the state of SWA in lightning 2.5 needs it
+        plain.load_state_dict(saved["state_dict"], strict=True)
         assert zeros(plain) == reached
 
 

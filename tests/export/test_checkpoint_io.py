@@ -50,7 +50,7 @@ def fit(folder: Path, epochs: int, *plugins: Any, ckpt_path: Path | None = None,
         callbacks=[pruning, ModelCheckpoint(folder, save_last=True, filename="{epoch}", save_top_k=-1), *callbacks],
         plugins=list(plugins),
     )
-    trainer.fit(Net(), ckpt_path=ckpt_path, weights_only=True)
+    trainer.fit(Net(), ckpt_path=ckpt_path)
     return trainer
 
 
@@ -91,7 +91,7 @@ def test_validation_and_test_read_them(tmp_path: Path) -> None:
     trainer = fit(tmp_path, 1, SparseCheckpointIO())
     loaded = load_sparse(tmp_path / "last.ckpt")["state_dict"]
     model = Net()
-    trainer.validate(model, ckpt_path=tmp_path / "last.ckpt", verbose=False, weights_only=True)
+    trainer.validate(model, ckpt_path=tmp_path / "last.ckpt", verbose=False)
     assert same(model.state_dict(), loaded)
 
 

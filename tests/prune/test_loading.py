@@ -29,7 +29,7 @@ def test_a_checkpoint_of_the_fit_loads_into_the_class_and_resumes(tmp_path: Path
     fit.save_checkpoint(tmp_path / "fit.ckpt")
     assert zeros(model, "first.weight") == 96
 
-    loaded = PrunedFromTheStart.load_from_checkpoint(tmp_path / "fit.ckpt", weights_only=True)
+    loaded = PrunedFromTheStart.load_from_checkpoint(tmp_path / "fit.ckpt")
     assert torch.equal(loaded.first.weight, model.first.weight)
     assert int(loaded.first.weight_mask.sum()) == 128 - 96
 
