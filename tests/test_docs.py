@@ -18,6 +18,7 @@ import lightning as L
 import pytest
 import torch
 import torch.nn.utils.prune as torch_prune
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
@@ -109,14 +110,22 @@ def own_method(names: Names, run: Callable[[], None]) -> None:
 
 def own_policy(names: Names, run: Callable[[], None]) -> None:
     class Scored(MyModel):
-        def on_train_epoch_end(self) -> None:
+        def validation_step(self, batch: Any) -> None:
             self.log("val_accuracy", 0.98 if self.current_epoch in (3, 6) else 0.97)
 
-    run()
-    names["model"] = Scored()
+    def trained(model: MyModel, *others: L.Callback, **more: Any) -> MyModel:
+        run()
+        options = {**quiet(), "enable_checkpointing": True, "num_sanity_val_steps": 0}
+        trainer = L.Trainer(max_epochs=10, callbacks=[names["pruning"], *others], **options)
+        trainer.fit(model, names["loader"], names["loader"], **more)
+        return model
+
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        reached = sum(fit(names).values())
+        whole = trained(Scored(), ModelCheckpoint(".", "{epoch}", save_top_k=-1))
+    resumed = trained(Scored(), ckpt_path="epoch=3.ckpt")
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), resumed.parameters(), strict=True))
+    reached = sum(zeros(whole).values())
     first = round(0.1 * TOTAL)
     assert reached == first + round(0.1 * (TOTAL - first))
     said = [line for line in printed.getvalue().splitlines() if line.endswith("are zero")]

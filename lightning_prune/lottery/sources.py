@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,29 @@ class Data:
         train_dataloaders: Training data.
         val_dataloaders: Validation data.
         test_dataloaders: Test data.
+
+    Generators that given loaders and samplers draw from start for each network as they were in the beginning, so that
+    a network sees the same batches whether others were trained before it in this process or not.
     """
 
     datamodule: LightningDataModule | Callable[[], LightningDataModule] | None
     train_dataloaders: Any
     val_dataloaders: Any
     test_dataloaders: Any
+    _started: list[tuple[torch.Generator, torch.Tensor]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Notes where generators start."""
+        given = [self.train_dataloaders, self.val_dataloaders, self.test_dataloaders]
+        started = [(generator, generator.get_state()) for generator in _generators(given)]
+        object.__setattr__(self, "_started", started)
 
     def made(self) -> Data:
-        """With the data that functions make."""
-        return Data(*(value() if _makes_data(value) else value for value in vars(self).values()))
+        """With the data that functions make, and generators at their start."""
+        for generator, state in self._started:
+            generator.set_state(state)
+        values = (getattr(self, f.name) for f in fields(self) if f.init)
+        return Data(*(value() if _makes_data(value) else value for value in values))
 
     def fit(self, trainer: Trainer, module: LightningModule, checkpoint: Path | None) -> None:
         """Trains, from a checkpoint on if there is one."""
@@ -116,3 +129,15 @@ def require_other_weights(one: nn.Module, other: nn.Module) -> None:
 
 def _makes_data(value: Any) -> bool:
     return callable(value) and not (isinstance(value, DataLoader) or is_a(value, "LightningDataModule"))
+
+
+def _generators(data: Any) -> Iterator[torch.Generator]:
+    """The random generators of the loaders in some data, and those of their samplers."""
+    if isinstance(data, (list, tuple, Mapping)):
+        for part in data.values() if isinstance(data, Mapping) else data:
+            yield from _generators(part)
+    elif isinstance(data, DataLoader):
+        for holder in (data, data.sampler, data.batch_sampler):
+            generator = getattr(holder, "generator", None)
+            if isinstance(generator, torch.Generator):
+                yield generator

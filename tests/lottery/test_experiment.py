@@ -436,6 +436,15 @@ def test_callbacks_in_the_arguments_are_fresh_for_each_network(tmp_path: Path) -
     assert callback.fits == 0
 
 
+def test_generators_of_a_given_loader_start_anew_for_each_network(tmp_path: Path) -> None:
+    def shuffled() -> DataLoader[Any]:
+        return DataLoader(random_data(), batch_size=8, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+    whole = lottery(tmp_path / "whole", rounds=2, train_dataloaders=shuffled()).run()
+    lottery(tmp_path / "parts", rounds=1, train_dataloaders=shuffled()).run()
+    assert lottery(tmp_path / "parts", rounds=2, train_dataloaders=shuffled()).run() == whole
+
+
 def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     lottery(tmp_path, rounds=1).run()
     (file, *_) = sorted(tmp_path.rglob("row.json"))
