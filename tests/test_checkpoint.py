@@ -37,7 +37,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Linear(4, 2))
 
 
-def test_e23_state_of_torch_becomes_dense() -> None:
+def test_state_of_torch_becomes_dense() -> None:
     model = network()
     torch_prune.l1_unstructured(model[0], "weight", 0.5)
     torch_prune.random_structured(model[2], "weight", 1, dim=1)
@@ -52,7 +52,7 @@ def test_e23_state_of_torch_becomes_dense() -> None:
     assert int((plain[0].weight == 0).sum()) == 27
 
 
-def test_e23_dense_state_becomes_one_of_a_pruned_model() -> None:
+def test_dense_state_becomes_one_of_a_pruned_model() -> None:
     model = network()
     l1_unstructured(model[0], "weight", 0.5)
     other = network()
@@ -64,7 +64,7 @@ def test_e23_dense_state_becomes_one_of_a_pruned_model() -> None:
     assert torch.equal(model[0].weight_mask, mask)
 
 
-def test_e23_there_and_back() -> None:
+def test_there_and_back() -> None:
     model = network()
     l1_unstructured(model[0], "weight", 0.5)
     dense = to_dense(model.state_dict())

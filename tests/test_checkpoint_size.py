@@ -40,14 +40,14 @@ def size(folder: Path, *callbacks: PruningCallback, weights_only: bool = False) 
     return (folder / "file.ckpt").stat().st_size
 
 
-def test_l5_a_full_checkpoint_is_at_most_a_twentieth_larger_than_a_dense_one(tmp_path: Path) -> None:
+def test_a_full_checkpoint_is_at_most_a_twentieth_larger_than_a_dense_one(tmp_path: Path) -> None:
     dense = size(tmp_path)
     pruned = size(tmp_path, PruningCallback(amount=0.9, scope="global", epochs=[0], verbose=False))
     assert dense > 3 * 4 * 1_059_840  # weights and two moments
     assert dense < pruned <= 1.05 * dense
 
 
-def test_l5_weights_alone_are_as_large_as_dense_ones(tmp_path: Path) -> None:
+def test_weights_alone_are_as_large_as_dense_ones(tmp_path: Path) -> None:
     dense = size(tmp_path, weights_only=True)
     callback = PruningCallback(amount=0.9, scope="global", epochs=[0], verbose=False)
     pruned = size(tmp_path, callback, weights_only=True)

@@ -209,6 +209,18 @@ def looking(names: Names, run: Callable[[], None]) -> None:
     assert dense - effective == 2 * 40
 
 
+def one_meaning(names: Names, run: Callable[[], None]) -> None:
+    names["pruning"] = PruningCallback(schedule=Cubic(final=0.9, end=20), scope="global", verbose=False)
+    names["trainer"] = L.Trainer(max_epochs=30, callbacks=[names["pruning"]], **quiet())
+    names["trainer"].fit(names["model"], names["loader"])
+    exec(blocks("docs/tables-and-pictures.md", "python")[0], names)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run()
+    found = [float(word) for word in re.findall(r"\d\.\d+", printed.getvalue())]
+    assert found == pytest.approx([round(0.9 * TOTAL) / TOTAL] * 3, abs=1e-4)
+
+
 def pictures(names: Names, run: Callable[[], None]) -> None:
     from digits import ConvNet
 
@@ -397,7 +409,7 @@ CHECKS: dict[str, list[Check]] = {  # one for each python block of a page, in th
         fine_tuning,
     ],
     "docs/coming-from.md": [engine, model_pruning, old_checkpoint],
-    "docs/tables-and-pictures.md": [looking, pictures],
+    "docs/tables-and-pictures.md": [looking, one_meaning, pictures],
     "docs/lottery-tickets.md": [rewinding, lottery],
     "docs/index.md": [start, start_looking],
     "docs/own-loops.md": [

@@ -29,7 +29,7 @@ def fit(root: Path, callback: PruningCallback, model: Any = None, **kwargs: Any)
 
 
 @pytest.mark.parametrize(("epochs", "left"), [(1, 88), (5, 5)])
-def test_l1_survivors_are_trained_weights(tmp_path: Path, epochs: int, left: int) -> None:
+def test_survivors_are_trained_weights(tmp_path: Path, epochs: int, left: int) -> None:
     before = {name: p.clone() for name, p in net().named_parameters()}
     model = fit(tmp_path, PruningCallback(amount=0.5), epochs=epochs)
     # 128 * 0.5 ** 5 = 4 of the first; of the last 48, 24, 12, 6, 3 are left, and then 1: half of 3 rounds to 2
@@ -40,20 +40,20 @@ def test_l1_survivors_are_trained_weights(tmp_path: Path, epochs: int, left: int
     assert is_plain(model)
 
 
-def test_l9_half_each_epoch_by_documented_meaning(tmp_path: Path) -> None:
+def test_half_each_epoch_by_documented_meaning(tmp_path: Path) -> None:
     callback = Recorder(amount=0.5, scope="global")
     fit(tmp_path, callback, epochs=5)
     assert [event[-1] for event in callback.seen] == [88, 132, 154, 165, 171]  # 171 / 176 = 0.972; 1 - 0.5 ** 5 = 0.969
 
 
-def test_l9_schedule_ends_exactly(tmp_path: Path) -> None:
+def test_schedule_ends_exactly(tmp_path: Path) -> None:
     callback = Recorder(schedule=Cubic(final=0.8, begin=0, end=4))
     model = fit(tmp_path, callback, epochs=6)
     assert zeros(model) == round(0.8 * WEIGHTS) == 141
     assert [event[1] for event in callback.seen] == [0, 1, 2, 3, 4]
 
 
-def test_l9_counts_stop_where_nothing_is_left(tmp_path: Path) -> None:
+def test_counts_stop_where_nothing_is_left(tmp_path: Path) -> None:
     callback = Recorder(amount=60, scope="global")
     with pytest.warns(UserWarning, match="nothing was left to prune") as warned:
         model = fit(tmp_path, callback, epochs=5)
@@ -87,14 +87,14 @@ def test_a_policy_of_ones_own_without_arguments_is_asked_at_each_epoch(tmp_path:
 
 @DEAD
 @CUT_OFF
-def test_l9_everything_goes_if_it_may(tmp_path: Path) -> None:
+def test_everything_goes_if_it_may(tmp_path: Path) -> None:
     model = fit(tmp_path, PruningCallback(amount=1.0, scope=Budget(max_sparsity=1.0), verbose=False), epochs=1)
     assert zeros(model) == WEIGHTS
 
 
 @NOTHING_LEFT
 @DEAD
-def test_l10_structured_defaults(tmp_path: Path) -> None:
+def test_structured_defaults(tmp_path: Path) -> None:
     callback = Recorder("ln_structured", amount=0.5)
     model = fit(tmp_path, callback, epochs=5)
     rows = (model.first.weight != 0).any(dim=1)
@@ -106,7 +106,7 @@ def test_l10_structured_defaults(tmp_path: Path) -> None:
     assert len(callback.seen) == 5
 
 
-def test_l11_norms_biases_and_embeddings_are_not_selected(tmp_path: Path) -> None:
+def test_norms_biases_and_embeddings_are_not_selected(tmp_path: Path) -> None:
     class Rich(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -134,7 +134,7 @@ def test_l11_norms_biases_and_embeddings_are_not_selected(tmp_path: Path) -> Non
     assert callback.state_dict()["tensors"].keys() == set(pruned)
 
 
-def test_l18_layers_made_in_setup_and_configure_model(tmp_path: Path) -> None:
+def test_layers_made_in_setup_and_configure_model(tmp_path: Path) -> None:
     class Late(Net):
         def __init__(self) -> None:
             super().__init__()
@@ -151,7 +151,7 @@ def test_l18_layers_made_in_setup_and_configure_model(tmp_path: Path) -> None:
     assert zeros(model, "last.weight") == 24
 
 
-def test_l28_parameters_of_the_module_itself_and_of_a_sequential(tmp_path: Path) -> None:
+def test_parameters_of_the_module_itself_and_of_a_sequential(tmp_path: Path) -> None:
     class Scaled(nn.Sequential):
         def __init__(self) -> None:
             super().__init__(nn.Linear(16, 3))
@@ -187,20 +187,20 @@ def test_l28_parameters_of_the_module_itself_and_of_a_sequential(tmp_path: Path)
         (["first.bias"], None, {"first.bias"}),
     ],
 )
-def test_l19_ways_to_select(tmp_path: Path, parameters: Any, exclude: Any, pruned: set[str]) -> None:
+def test_ways_to_select(tmp_path: Path, parameters: Any, exclude: Any, pruned: set[str]) -> None:
     callback = PruningCallback(amount=1, epochs=[0], parameters=parameters, exclude=exclude, verbose=False)
     model = fit(tmp_path, callback, epochs=1)
     assert {name for name, _ in model.named_parameters() if zeros(model, name)} == pruned
 
 
-def test_l19_pairs_and_modules(tmp_path: Path) -> None:
+def test_pairs_and_modules(tmp_path: Path) -> None:
     model = net()
     callback = PruningCallback(amount=1, epochs=[0], parameters=[(model.first, "bias"), model.last], verbose=False)
     fit(tmp_path, callback, model, epochs=1)
     assert {name for name, _ in model.named_parameters() if zeros(model, name)} == {"first.bias", "last.weight"}
 
 
-def test_l19_a_pattern_without_match_lists_near_names(tmp_path: Path) -> None:
+def test_a_pattern_without_match_lists_near_names(tmp_path: Path) -> None:
     model = net()
     before = {name: p.clone() for name, p in model.named_parameters()}
     with pytest.raises(ValueError, match=r"'frist\.weight' matches no parameter.*near names: first\.weight"):
@@ -243,14 +243,14 @@ class Torch(torch_prune.BasePruningMethod):
         {"method": functools.partial(AtLeast, threshold=0.1)},
     ],
 )
-def test_l20_own_method_with_arguments(tmp_path: Path, arguments: dict[str, Any], scope: Any) -> None:
+def test_own_method_with_arguments(tmp_path: Path, arguments: dict[str, Any], scope: Any) -> None:
     model = net()
     small = {name: p.abs() < 0.1 for name, p in model.named_parameters() if p.dim() > 1}
     fit(tmp_path, PruningCallback(epochs=[0], scope=scope, verbose=False, **arguments), model, epochs=1)
     assert all(torch.equal(model.get_parameter(name) == 0, wanted) for name, wanted in small.items())
 
 
-def test_l20_torch_method_by_amount_and_by_schedule(tmp_path: Path) -> None:
+def test_torch_method_by_amount_and_by_schedule(tmp_path: Path) -> None:
     model = fit(tmp_path, PruningCallback(Torch, 3, epochs=[0, 2], verbose=False))
     assert torch.equal(model.last.weight.flatten().eq(0).nonzero().flatten(), torch.arange(6))
     model = fit(tmp_path, PruningCallback(Torch, schedule=OneShot(0.25), verbose=False), net())
@@ -258,20 +258,20 @@ def test_l20_torch_method_by_amount_and_by_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scope", ["local", "global"])
-def test_l20_amount_given_with_the_method(tmp_path: Path, scope: Any) -> None:
+def test_amount_given_with_the_method(tmp_path: Path, scope: Any) -> None:
     callback = Recorder(functools.partial(L1Unstructured, amount=0.25), epochs=[0], scope=scope)
     fit(tmp_path, callback, epochs=1)
     assert callback.seen == [(0, 0, 0, 44)]
 
 
 @pytest.mark.parametrize("method", ["l1_unstructured", torch_prune.L1Unstructured, L1Unstructured])
-def test_l20_names_and_classes_are_the_same(tmp_path: Path, method: Any) -> None:
+def test_names_and_classes_are_the_same(tmp_path: Path, method: Any) -> None:
     model = fit(tmp_path, PruningCallback(method, 0.5, epochs=[0], verbose=False), epochs=1)
     same = fit(tmp_path, PruningCallback("l1_unstructured", 0.5, epochs=[0], verbose=False), epochs=1)
     assert torch.equal(model.first.weight, same.first.weight)
 
 
-def test_l20_dim_given_with_the_method(tmp_path: Path) -> None:
+def test_dim_given_with_the_method(tmp_path: Path) -> None:
     method = functools.partial(torch_prune.LnStructured, n=1, dim=1)
     model = fit(tmp_path, PruningCallback(method, schedule=OneShot(0.5), verbose=False), epochs=1)
     assert int((model.first.weight == 0).all(dim=0).sum()) == 4

@@ -69,7 +69,7 @@ SCHEDULE = {"class_path": "lightning_prune.Cubic", "init_args": {"final": 0.8, "
         ({"schedule": {"class_path": "lightning_prune.Steps", "init_args": {"targets": {0: 0.25, 2: 0.5}}}}, 88),
     ],
 )
-def test_l21_fit_from_yaml_and_from_the_file_it_saved(tmp_path: Path, arguments: dict[str, Any], reached: int) -> None:
+def test_fit_from_yaml_and_from_the_file_it_saved(tmp_path: Path, arguments: dict[str, Any], reached: int) -> None:
     first = cli(written(tmp_path, arguments), "fit")
     assert zeros(first.model) == reached
     again = cli(tmp_path / "config.yaml", "fit")
@@ -91,7 +91,7 @@ def test_l21_fit_from_yaml_and_from_the_file_it_saved(tmp_path: Path, arguments:
         {"parameters": ["first.weight", "last.*"], "exclude": ["first", "norm.*"]},
     ],
 )
-def test_l21_patterns_are_saved_as_they_were_given(tmp_path: Path, chosen: dict[str, Any]) -> None:
+def test_patterns_are_saved_as_they_were_given(tmp_path: Path, chosen: dict[str, Any]) -> None:
     first = cli(written(tmp_path, {**chosen, "amount": 0.5, "epochs": [0]}), "fit")
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]["callbacks"][0]["init_args"]
     assert {name: saved[name] for name in chosen} == chosen
@@ -100,7 +100,7 @@ def test_l21_patterns_are_saved_as_they_were_given(tmp_path: Path, chosen: dict[
     assert callback_of(again).state_key == callback_of(first).state_key
 
 
-def test_l21_values_are_those_of_python(tmp_path: Path) -> None:
+def test_values_are_those_of_python(tmp_path: Path) -> None:
     callback = callback_of(cli(written(tmp_path, {"schedule": SCHEDULE, "parameters": "first"})))
     python = PruningCallback(schedule=Cubic(final=0.8, begin=0, end=3), parameters="first")
     assert callback.plan == python.plan
@@ -123,13 +123,13 @@ def test_l21_values_are_those_of_python(tmp_path: Path) -> None:
         {"method": "tests.callback.test_cli.Missing"},
     ],
 )
-def test_l21_wrong_types_are_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_wrong_types_are_refused(tmp_path: Path, arguments: dict[str, Any]) -> None:
     path = written(tmp_path, arguments)
     with pytest.raises((SystemExit, ValueError)):
         cli(path)
 
 
-def test_l21_subclass_with_a_policy_of_its_own(tmp_path: Path) -> None:
+def test_subclass_with_a_policy_of_its_own(tmp_path: Path) -> None:
     path = written(tmp_path, {"amount": 0.5})
     path.write_text(path.read_text().replace("lightning_prune.PruningCallback", "tests.callback.test_cli.LateCallback"))
     assert zeros(cli(path, "fit").model) == 44

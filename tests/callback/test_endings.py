@@ -54,7 +54,7 @@ def plan() -> Recorder:
     return Recorder(schedule=Linear(final=0.8, initial=0.8 / 6, end=5), scope="global", allow_unfinished=True)
 
 
-def test_l7_second_fit_keeps_what_is_pruned(tmp_path: Path) -> None:
+def test_second_fit_keeps_what_is_pruned(tmp_path: Path) -> None:
     callback, model = Recorder(amount=0.5, epochs=[0, 1]), net()
     trainer(tmp_path, callback).fit(model)
     first = model.first.weight == 0
@@ -65,7 +65,7 @@ def test_l7_second_fit_keeps_what_is_pruned(tmp_path: Path) -> None:
     assert is_plain(model)
 
 
-def test_l7_second_fit_of_a_finished_schedule_holds_its_zeros(tmp_path: Path) -> None:
+def test_second_fit_of_a_finished_schedule_holds_its_zeros(tmp_path: Path) -> None:
     callback, model = Recorder(schedule=Cubic(final=0.8, end=2), scope="global"), net()
     trainer(tmp_path, callback).fit(model)
     dead = model.first.weight == 0
@@ -76,7 +76,7 @@ def test_l7_second_fit_of_a_finished_schedule_holds_its_zeros(tmp_path: Path) ->
     assert zeros(model) == 141
 
 
-def test_l7_the_same_trainer_goes_on(tmp_path: Path) -> None:
+def test_the_same_trainer_goes_on(tmp_path: Path) -> None:
     callback, model = Recorder(amount=0.5, scope="global"), net()
     fits = trainer(tmp_path, callback, epochs=2)
     fits.fit(model)
@@ -86,7 +86,7 @@ def test_l7_the_same_trainer_goes_on(tmp_path: Path) -> None:
     assert zeros(model) == 165
 
 
-def test_l7_second_fit_selects_anew(tmp_path: Path) -> None:
+def test_second_fit_selects_anew(tmp_path: Path) -> None:
     """The head alone, and then the whole model, as one fine-tunes."""
     callback, model = Recorder(amount=0.5, epochs=[0]), net()
     model.first.requires_grad_(False)
@@ -99,7 +99,7 @@ def test_l7_second_fit_selects_anew(tmp_path: Path) -> None:
     assert bool((model.last.weight == 0)[dead].all())
 
 
-def test_l7_other_model_is_pruned_afresh(tmp_path: Path) -> None:
+def test_other_model_is_pruned_afresh(tmp_path: Path) -> None:
     callback, other = plan(), net(seed=1)
     trainer(tmp_path, callback, epochs=6).fit(net())
     trainer(tmp_path, callback, epochs=1).fit(other)
@@ -107,7 +107,7 @@ def test_l7_other_model_is_pruned_afresh(tmp_path: Path) -> None:
     assert is_plain(other)
 
 
-def test_l8_validate_test_and_predict_never_prune(tmp_path: Path) -> None:
+def test_validate_test_and_predict_never_prune(tmp_path: Path) -> None:
     callback, model = plan(), net()
     uses = trainer(tmp_path, callback, epochs=2)
     uses.validate(model, verbose=False)
@@ -123,7 +123,7 @@ def test_l8_validate_test_and_predict_never_prune(tmp_path: Path) -> None:
     assert zeros(model) == 47
 
 
-def test_l8_sanity_check_does_not_prune(tmp_path: Path) -> None:
+def test_sanity_check_does_not_prune(tmp_path: Path) -> None:
     callback = plan()
     counts = []
 
@@ -135,7 +135,7 @@ def test_l8_sanity_check_does_not_prune(tmp_path: Path) -> None:
     assert counts == [(True, 0), (False, 23), (False, 47)]
 
 
-def test_l8_lr_find_leaves_the_plan_where_it_was(tmp_path: Path) -> None:
+def test_lr_find_leaves_the_plan_where_it_was(tmp_path: Path) -> None:
     callback, model = plan(), net()
     fits = trainer(tmp_path, callback, epochs=6)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -147,7 +147,7 @@ def test_l8_lr_find_leaves_the_plan_where_it_was(tmp_path: Path) -> None:
     assert zeros(model) == 141
 
 
-def test_l8_scale_batch_size(tmp_path: Path) -> None:
+def test_scale_batch_size(tmp_path: Path) -> None:
     callback, model = plan(), net()
     fits = trainer(tmp_path, callback, epochs=6)
     Tuner(fits).scale_batch_size(model, steps_per_trial=1, max_trials=2, init_val=4)
@@ -157,7 +157,7 @@ def test_l8_scale_batch_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_l8_finders_as_callbacks(tmp_path: Path, first: bool) -> None:
+def test_finders_as_callbacks(tmp_path: Path, first: bool) -> None:
     callback, model = plan(), net()
     finders: list[Callback] = [
         BatchSizeFinder(steps_per_trial=1, max_trials=2),
@@ -169,7 +169,7 @@ def test_l8_finders_as_callbacks(tmp_path: Path, first: bool) -> None:
     assert zeros(model) == 141
 
 
-def test_l8_lr_finder_in_a_second_fit_keeps_the_masks(tmp_path: Path) -> None:
+def test_lr_finder_in_a_second_fit_keeps_the_masks(tmp_path: Path) -> None:
     callback, model = Recorder(amount=0.5, epochs=[0]), net()
     trainer(tmp_path, callback).fit(model)
     dead = model.first.weight == 0
@@ -179,7 +179,7 @@ def test_l8_lr_finder_in_a_second_fit_keeps_the_masks(tmp_path: Path) -> None:
     assert zeros(model, "first.weight") == 96
 
 
-def test_l8_lr_finder_in_a_resumed_fit_keeps_the_masks(tmp_path: Path) -> None:
+def test_lr_finder_in_a_resumed_fit_keeps_the_masks(tmp_path: Path) -> None:
     fits = trainer(tmp_path, plan(), epochs=3)
     fits.fit(net())
     fits.save_checkpoint(tmp_path / "half.ckpt")
@@ -197,7 +197,7 @@ def test_l8_lr_finder_in_a_resumed_fit_keeps_the_masks(tmp_path: Path) -> None:
     assert zeros(model) == 141
 
 
-def test_l8_lr_finder_at_a_later_epoch_goes_back_to_the_masks(tmp_path: Path) -> None:
+def test_lr_finder_at_a_later_epoch_goes_back_to_the_masks(tmp_path: Path) -> None:
     class Later(LearningRateFinder):
         def on_fit_start(self, *args: Any) -> None:
             pass
@@ -224,7 +224,7 @@ def test_l8_lr_finder_at_a_later_epoch_goes_back_to_the_masks(tmp_path: Path) ->
         ({"fast_dev_run": True}, 23),
     ],
 )
-def test_l17_early_ends_leave_a_plain_model(tmp_path: Path, settings: dict[str, Any], reached: int) -> None:
+def test_early_ends_leave_a_plain_model(tmp_path: Path, settings: dict[str, Any], reached: int) -> None:
     model, callback = net(), plan()
     parameters = list(model.parameters())
     trainer(tmp_path, callback, epochs=6, **settings).fit(model)
@@ -241,7 +241,7 @@ class StopAt(Callback):
         trainer.should_stop = trainer.current_epoch == self.epoch
 
 
-def test_l13_an_early_end_says_reached_and_planned(tmp_path: Path) -> None:
+def test_an_early_end_says_reached_and_planned(tmp_path: Path) -> None:
     model, rising = net(), Linear(final=0.8, initial=0.8 / 6, end=5)
     with pytest.warns(PruningWarning, match=r"ended at epoch 2, .* at epoch 5: .* 0\.3977 of 0\.8000 planned"):
         trainer(tmp_path, Recorder(schedule=rising, scope="global"), StopAt(2), epochs=6).fit(model)
@@ -249,13 +249,13 @@ def test_l13_an_early_end_says_reached_and_planned(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error:the fit ended")
-def test_l13_an_early_end_that_is_allowed_is_silent(tmp_path: Path) -> None:
+def test_an_early_end_that_is_allowed_is_silent(tmp_path: Path) -> None:
     model = net()
     trainer(tmp_path, plan(), StopAt(2), epochs=6).fit(model)
     assert zeros(model) == 70
 
 
-def test_l13_patience_does_not_count_epochs_in_which_the_sparsity_rose(tmp_path: Path) -> None:
+def test_patience_does_not_count_epochs_in_which_the_sparsity_rose(tmp_path: Path) -> None:
     callback = plan()
     fits = trainer(tmp_path, callback, EarlyStopping("val_loss", patience=2, min_delta=10.0), epochs=20)
     fits.fit(net())
@@ -265,7 +265,7 @@ def test_l13_patience_does_not_count_epochs_in_which_the_sparsity_rose(tmp_path:
 
 @pytest.mark.parametrize(("error", "raised"), [(RuntimeError("loss"), RuntimeError), (KeyboardInterrupt(), SystemExit)])
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_l17_exceptions_and_their_checkpoint(
+def test_exceptions_and_their_checkpoint(
     tmp_path: Path, error: BaseException, raised: type[BaseException], ours_first: bool
 ) -> None:
     straight = net()
@@ -290,7 +290,7 @@ def test_l17_exceptions_and_their_checkpoint(
     assert is_plain(resumed)
 
 
-def test_l17_exception_in_training_step_and_in_validation(tmp_path: Path) -> None:
+def test_exception_in_training_step_and_in_validation(tmp_path: Path) -> None:
     class Broken(Net):
         where = ""
 
@@ -312,7 +312,7 @@ def test_l17_exception_in_training_step_and_in_validation(tmp_path: Path) -> Non
         assert zeros(model) == 47
 
 
-def test_l17_a_refused_event_leaves_a_plain_model_as_it_was(tmp_path: Path) -> None:
+def test_a_refused_event_leaves_a_plain_model_as_it_was(tmp_path: Path) -> None:
     class Spoil(Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             with torch.no_grad():
@@ -325,7 +325,7 @@ def test_l17_a_refused_event_leaves_a_plain_model_as_it_was(tmp_path: Path) -> N
     assert zeros(model) == 88
 
 
-def test_l27_memory_stays_flat_over_100_rounds(tmp_path: Path) -> None:
+def test_memory_stays_flat_over_100_rounds(tmp_path: Path) -> None:
     live: list[int] = []
 
     class Count(Callback):

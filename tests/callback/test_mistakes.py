@@ -77,7 +77,7 @@ def test_errors_of_a_method_name_the_tensor_or_stay_as_they_are(tmp_path: Any, e
 
 
 @pytest.mark.parametrize("enforce", ["read", "in_place"])
-def test_e29_complex_weights_train_with_adam(tmp_path: Any, enforce: str) -> None:
+def test_complex_weights_train_with_adam(tmp_path: Any, enforce: str) -> None:
     model = net(optimizer=torch.optim.Adam)
     model.first.weight = nn.Parameter(model.first.weight.detach().to(torch.complex64))
     plain = model.first.forward
@@ -90,7 +90,7 @@ def test_e29_complex_weights_train_with_adam(tmp_path: Any, enforce: str) -> Non
     assert zeros(model, "first.weight") == 64
 
 
-def test_l07_masks_are_forgotten_when_the_model_got_other_weights(tmp_path: Any) -> None:
+def test_masks_are_forgotten_when_the_model_got_other_weights(tmp_path: Any) -> None:
     model = net()
     dense = {name: value.clone() for name, value in model.state_dict().items()}
     callback = PruningCallback(schedule=Linear(final=0.8, begin=1, end=2), verbose=False)

@@ -62,7 +62,7 @@ class NoNorm(Net):
     "average", [pytest.param(name, marks=[] if name == "swa" else needs_averaging) for name in sorted(AVERAGES)]
 )
 @pytest.mark.parametrize("make", [Net, NoNorm])
-def test_l12_final_and_saved_averages_are_as_sparse_as_planned(
+def test_final_and_saved_averages_are_as_sparse_as_planned(
     tmp_path: Path, average: str, ours_first: bool, make: Any
 ) -> None:
     """Averaging begins before the last event, but for the last of the averages."""
@@ -85,7 +85,7 @@ def test_l12_final_and_saved_averages_are_as_sparse_as_planned(
 
 @needs_averaging
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_l12_averages_are_those_of_the_sparse_model(tmp_path: Path, ours_first: bool) -> None:
+def test_averages_are_those_of_the_sparse_model(tmp_path: Path, ours_first: bool) -> None:
     """A running mean that began before the event still averages what survives it."""
     seen: list[torch.Tensor] = []
 
@@ -101,7 +101,7 @@ def test_l12_averages_are_those_of_the_sparse_model(tmp_path: Path, ours_first: 
     assert zeros(model, "first.weight") == 64
 
 
-def test_l12_amounts_at_every_epoch_leave_out_the_epoch_that_swa_adds(tmp_path: Path) -> None:
+def test_amounts_at_every_epoch_leave_out_the_epoch_that_swa_adds(tmp_path: Path) -> None:
     for ours_first in (True, False):
         callback = Recorder(amount=0.5, scope="global")
         pair = [callback, AVERAGES["swa"]()]
@@ -111,7 +111,7 @@ def test_l12_amounts_at_every_epoch_leave_out_the_epoch_that_swa_adds(tmp_path: 
 
 
 @needs_averaging
-def test_l12_resumed_average(tmp_path: Path) -> None:
+def test_resumed_average(tmp_path: Path) -> None:
     class Save(Callback):
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             if trainer.current_epoch == 1 and not trainer.sanity_checking:
@@ -154,7 +154,7 @@ class Backbone(Net):
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_l23_frozen_tensors_are_not_pruned(tmp_path: Path, ours_first: bool) -> None:
+def test_frozen_tensors_are_not_pruned(tmp_path: Path, ours_first: bool) -> None:
     torch.manual_seed(0)
     model, callback = Backbone(), plan()
     pair = [callback, BackboneFinetuning(unfreeze_backbone_at_epoch=2, verbose=False)]
@@ -164,7 +164,7 @@ def test_l23_frozen_tensors_are_not_pruned(tmp_path: Path, ours_first: bool) -> 
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_l23_unfrozen_tensors_join_at_the_next_event(tmp_path: Path, ours_first: bool) -> None:
+def test_unfrozen_tensors_join_at_the_next_event(tmp_path: Path, ours_first: bool) -> None:
     torch.manual_seed(0)
     model = Backbone()
     callback = Recorder(schedule=Linear(final=0.8, initial=0.2, end=3), frozen="join")
@@ -176,7 +176,7 @@ def test_l23_unfrozen_tensors_join_at_the_next_event(tmp_path: Path, ours_first:
     assert zeros(model) == 192
 
 
-def test_l23_join_with_an_override_of_a_frozen_tensor(tmp_path: Path) -> None:
+def test_join_with_an_override_of_a_frozen_tensor(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Backbone()
     callback = Recorder(schedule=Linear(final=0.6, end=4), frozen="join", scope=Budget(overrides={"backbone.*": 0.25}))
@@ -199,7 +199,7 @@ class Thaw(BaseFinetuning):
 
 @pytest.mark.parametrize("frozen", ["skip", "join"])
 @pytest.mark.parametrize("thawed", [True, False])
-def test_l23_across_a_resume(tmp_path: Path, frozen: Any, thawed: bool) -> None:
+def test_across_a_resume(tmp_path: Path, frozen: Any, thawed: bool) -> None:
     """Whether the backbone is frozen when the resumed fit starts does not matter: the selection is the saved one."""
 
     class Save(Callback):
@@ -232,7 +232,7 @@ def sparse() -> Net:
     return model
 
 
-def test_l29_zeros_of_a_sparse_checkpoint_are_lost_without_and_kept_with_the_option(tmp_path: Path) -> None:
+def test_zeros_of_a_sparse_checkpoint_are_lost_without_and_kept_with_the_option(tmp_path: Path) -> None:
     lost, kept = sparse(), sparse()
     trainer(tmp_path).fit(lost)
     assert zeros(lost) < 20
@@ -243,7 +243,7 @@ def test_l29_zeros_of_a_sparse_checkpoint_are_lost_without_and_kept_with_the_opt
     assert is_plain(kept)
 
 
-def test_l29_kept_zeros_start_a_schedule(tmp_path: Path) -> None:
+def test_kept_zeros_start_a_schedule(tmp_path: Path) -> None:
     callback = Recorder(schedule=Cubic(final=0.8, end=2), scope="global", keep_zeros=True)
     model = sparse()
     trainer(tmp_path, callback).fit(model)
@@ -251,14 +251,14 @@ def test_l29_kept_zeros_start_a_schedule(tmp_path: Path) -> None:
     assert bool((model.first.weight.view(-1)[::2] == 0).all())
 
 
-def test_l29_kept_zeros_are_no_units_of_an_amount(tmp_path: Path) -> None:
+def test_kept_zeros_are_no_units_of_an_amount(tmp_path: Path) -> None:
     callback = Recorder(amount=0.5, epochs=[1], keep_zeros=True)
     model = sparse()
     trainer(tmp_path, callback).fit(model)
     assert callback.seen == [(1, 1, 4, 132)]
 
 
-def test_l29_resume_keeps_the_masks_and_takes_no_new_zeros(tmp_path: Path) -> None:
+def test_resume_keeps_the_masks_and_takes_no_new_zeros(tmp_path: Path) -> None:
     fits = trainer(tmp_path, PruningCallback(keep_zeros=True, verbose=False), epochs=1)
     fits.fit(sparse())
     fits.save_checkpoint(tmp_path / "kept.ckpt")
@@ -270,7 +270,7 @@ def test_l29_resume_keeps_the_masks_and_takes_no_new_zeros(tmp_path: Path) -> No
     assert zeros(model) == 88
 
 
-def test_l29_only_selected_tensors_keep_their_zeros(tmp_path: Path) -> None:
+def test_only_selected_tensors_keep_their_zeros(tmp_path: Path) -> None:
     model = sparse()
     trainer(tmp_path, PruningCallback(keep_zeros=True, parameters="first", verbose=False)).fit(model)
     assert zeros(model, "first.weight") == 64

@@ -44,7 +44,7 @@ class Endless(Net):
         ({"amount": 0.2, "steps": [6]}, {"limit_train_batches": 2}, "step 6.*after 6 steps"),
     ],
 )
-def test_l26_a_plan_that_cannot_finish(
+def test_a_plan_that_cannot_finish(
     tmp_path: Path, arguments: dict[str, Any], settings: dict[str, Any], numbers: str
 ) -> None:
     model = net()
@@ -59,7 +59,7 @@ def rename(settings: dict[str, Any]) -> dict[str, Any]:
     return {"epochs" if key == "max_epochs" else key: value for key, value in settings.items()}
 
 
-def test_l26_a_plan_that_just_finishes(tmp_path: Path) -> None:
+def test_a_plan_that_just_finishes(tmp_path: Path) -> None:
     for arguments in ({"epochs": [2]}, {"steps": [11]}):
         callback = Recorder(amount=8, scope="global", **arguments)
         trainer(tmp_path, callback).fit(net())

@@ -52,7 +52,7 @@ def masks(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("optimizer", "plan"), [("sgd", "magnitude"), ("adam", "random"), ("sgd", "amount"), ("adam", "steps")]
 )
-def test_l5_two_and_two_epochs_in_a_new_process(tmp_path: Path, optimizer: str, plan: str) -> None:
+def test_two_and_two_epochs_in_a_new_process(tmp_path: Path, optimizer: str, plan: str) -> None:
     go(tmp_path, optimizer, plan, tmp_path / "straight.ckpt")
     model, callback = make(optimizer, plan)
     stop = trainer(tmp_path, callback, StopAfter(epoch=1, path=tmp_path / "half.ckpt"), epochs=4)
@@ -88,7 +88,7 @@ class Break(Exception):
 @pytest.mark.parametrize("plan", sorted(PLANS))
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("epoch", "batch"), [(0, 0), (1, 0), (1, 2), (1, 3), (2, 1), (3, 0)])
-def test_l5_break_within_an_epoch(tmp_path: Path, plan: str, optimizer: str, epoch: int, batch: int) -> None:
+def test_break_within_an_epoch(tmp_path: Path, plan: str, optimizer: str, epoch: int, batch: int) -> None:
     """After steps 1, 5, 7, 8, 10 and 13; the plan by steps has events at 2, 5, 8, 11 and 14, the others at 0, 4, 8, 12.
 
     So some breaks are right before an event, some right after the first step that follows one.
@@ -116,7 +116,7 @@ def test_a_checkpoint_written_in_an_event_holds_it(tmp_path: Path) -> None:
         assert state["callbacks"][callback.state_key]["done"] == time
 
 
-def test_l5_pruned_stays_pruned_from_the_first_step(tmp_path: Path) -> None:
+def test_pruned_stays_pruned_from_the_first_step(tmp_path: Path) -> None:
     seen = []
 
     class Look(Callback):
@@ -158,7 +158,7 @@ def test_hidden_values_survive_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_l6_files_load_strictly_into_the_unpruned_model(tmp_path: Path, weights_only: bool) -> None:
+def test_files_load_strictly_into_the_unpruned_model(tmp_path: Path, weights_only: bool) -> None:
     keep = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}", save_weights_only=weights_only)
     callback = Recorder(schedule=Linear(final=0.8, initial=0.2, end=2), scope="global")
     fits = trainer(tmp_path, callback, keep)
@@ -183,7 +183,7 @@ def test_l6_files_load_strictly_into_the_unpruned_model(tmp_path: Path, weights_
         assert is_plain(also)
 
 
-def test_l7_fit_after_test_of_a_checkpoint_keeps_its_masks(tmp_path: Path) -> None:
+def test_fit_after_test_of_a_checkpoint_keeps_its_masks(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     callback = Recorder(schedule=Linear(final=0.8, initial=0.2, end=2), scope="global")
     model = net()

@@ -44,7 +44,7 @@ def plan(unit: str = "epoch", **kwargs: Any) -> Recorder:
     ],
 )
 @pytest.mark.parametrize("method", ["l1_unstructured", "random_unstructured", "ln_structured"])
-def test_l14_precisions(tmp_path: Path, precision: Any, dtype: torch.dtype, method: str) -> None:
+def test_precisions(tmp_path: Path, precision: Any, dtype: torch.dtype, method: str) -> None:
     structured = {"parameters": "first"} if method == "ln_structured" else {"scope": "global"}
     callback = Recorder(method, schedule=Linear(final=0.75, initial=0.25, end=2), **structured)
     model, hold = net(), Hold()
@@ -56,7 +56,7 @@ def test_l14_precisions(tmp_path: Path, precision: Any, dtype: torch.dtype, meth
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def test_l15_accumulation_counts_optimizer_steps(tmp_path: Path) -> None:
+def test_accumulation_counts_optimizer_steps(tmp_path: Path) -> None:
     """8 batches of 4 an epoch, a step every 4 batches: steps 0 to 5 in 3 epochs."""
     callback = plan("step")
     trainer(tmp_path, callback, accumulate_grad_batches=4).fit(net(batch_size=4))
@@ -74,7 +74,7 @@ def test_l15_accumulation_counts_optimizer_steps(tmp_path: Path) -> None:
         {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]},
     ],
 )
-def test_l15_settings_of_the_trainer(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_of_the_trainer(tmp_path: Path, settings: dict[str, Any]) -> None:
     callback, hold, model = plan(), Hold(), net(optimizer=functools.partial(torch.optim.AdamW, lr=0.01))
     others = settings.pop("callbacks", [])
     trainer(tmp_path, callback, hold, *others, **settings).fit(model)
@@ -83,7 +83,7 @@ def test_l15_settings_of_the_trainer(tmp_path: Path, settings: dict[str, Any]) -
     assert hold.batches == 24
 
 
-def test_l15_clipping_by_norm_measures_the_pruned_gradient(tmp_path: Path) -> None:
+def test_clipping_by_norm_measures_the_pruned_gradient(tmp_path: Path) -> None:
     norms = []
 
     class Norm(Callback):
@@ -116,7 +116,7 @@ class TwoOptimizers(Net):
             optimizer.step()
 
 
-def test_l15_two_optimizers_with_two_steps_a_batch(tmp_path: Path) -> None:
+def test_two_optimizers_with_two_steps_a_batch(tmp_path: Path) -> None:
     callback, hold, model = plan(), Hold(), TwoOptimizers()
     trainer(tmp_path, callback, hold).fit(model)
     assert zeros(model) == 141
@@ -129,7 +129,7 @@ def test_l15_two_optimizers_with_two_steps_a_batch(tmp_path: Path) -> None:
     assert zeros(again) == 141
 
 
-def test_l15_lbfgs(tmp_path: Path) -> None:
+def test_lbfgs(tmp_path: Path) -> None:
     model = net(optimizer=functools.partial(torch.optim.LBFGS, lr=0.1, max_iter=3, history_size=4))
     callback, hold = plan(), Hold()
     trainer(tmp_path, callback, hold).fit(model)
@@ -186,7 +186,7 @@ def test_gradient_masked_weights_do_not_move_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_l24_compiled_modules(tmp_path: Path, whole: bool) -> None:
+def test_compiled_modules(tmp_path: Path, whole: bool) -> None:
     plain, model = net(), net()
     trainer(tmp_path, plan()).fit(plain)
     if whole:
@@ -202,7 +202,7 @@ def test_l24_compiled_modules(tmp_path: Path, whole: bool) -> None:
     assert hold.batches == 24
 
 
-def test_l24_two_fits_of_a_compiled_module(tmp_path: Path) -> None:
+def test_two_fits_of_a_compiled_module(tmp_path: Path) -> None:
     model, callback = net(), Recorder(amount=0.5, epochs=[0])
     compiled: Any = torch.compile(model, backend="eager")
     trainer(tmp_path, callback).fit(compiled)
@@ -212,7 +212,7 @@ def test_l24_two_fits_of_a_compiled_module(tmp_path: Path) -> None:
     assert zeros(model, "first.weight") == 96
 
 
-def test_l16_every_ten_steps_with_accumulation_and_frequent_validation(tmp_path: Path) -> None:
+def test_every_ten_steps_with_accumulation_and_frequent_validation(tmp_path: Path) -> None:
     def run(**settings: Any) -> tuple[list[tuple[int, int, int, int]], Tensor]:
         schedule = Cubic(final=0.9, begin=20, end=100, every=10, unit="step")
         model, callback = net(batch_size=2), Recorder(schedule=schedule, scope="global")
@@ -228,7 +228,7 @@ def test_l16_every_ten_steps_with_accumulation_and_frequent_validation(tmp_path:
         assert torch.equal(same, weight)
 
 
-def test_l16_steps_as_a_list_and_as_a_predicate(tmp_path: Path) -> None:
+def test_steps_as_a_list_and_as_a_predicate(tmp_path: Path) -> None:
     listed = Recorder(amount=8, steps=[3, 5], scope="global")
     trainer(tmp_path, listed).fit(net())
     assert listed.seen == [(3, 0, 3, 8), (5, 1, 5, 16)]

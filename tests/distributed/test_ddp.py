@@ -37,7 +37,7 @@ def same(fitted: list[Fitted]) -> bool:
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("method", METHODS)
-def test_l25_both_ranks_end_with_the_same_model(two: list[Results], method: str, scope: str) -> None:
+def test_both_ranks_end_with_the_same_model(two: list[Results], method: str, scope: str) -> None:
     fitted = result(two, f"{method} {scope}")
     assert same(fitted)
     assert fitted[0]["plain"]
@@ -50,7 +50,7 @@ def test_l25_both_ranks_end_with_the_same_model(two: list[Results], method: str,
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("method", ["l1_unstructured", "ln_structured"])
-def test_l25_equals_one_process_with_the_same_global_batch(
+def test_equals_one_process_with_the_same_global_batch(
     two: list[Results], tmp_path: Path, method: str, scope: str
 ) -> None:
     alone = fit(tmp_path, Mlp(), pruning(method, scope))

@@ -145,7 +145,7 @@ def watched(root: Path, rewind: Rewind, model: Net, epochs: int, **kwargs: Any) 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(("rewind", "epochs"), [(Rewind(epoch=0), 8), (Rewind(epoch=1), 8), (Rewind(step=37), 17)])
-def test_l2_four_rounds(tmp_path: Path, name: str, rewind: Rewind, epochs: int) -> None:
+def test_four_rounds(tmp_path: Path, name: str, rewind: Rewind, epochs: int) -> None:
     model = net(optimizer=scheduled(name))
     callback = watched(tmp_path, rewind, model, epochs)
     assert callback.differences == [[], [], [], []]
@@ -155,7 +155,7 @@ def test_l2_four_rounds(tmp_path: Path, name: str, rewind: Rewind, epochs: int) 
 
 
 @pytest.mark.parametrize("rewind", [Rewind(epoch=0), Rewind(epoch=1), Rewind(step=37)])
-def test_l2_two_optimizers_by_hand(tmp_path: Path, rewind: Rewind) -> None:
+def test_two_optimizers_by_hand(tmp_path: Path, rewind: Rewind) -> None:
     torch.manual_seed(0)
     callback = watched(tmp_path, rewind, Manual(), epochs=9)
     assert callback.differences == [[], [], [], []]
@@ -163,7 +163,7 @@ def test_l2_two_optimizers_by_hand(tmp_path: Path, rewind: Rewind) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 @pytest.mark.parametrize("rewind", [Rewind(epoch=0), Rewind(step=37)])
-def test_l14_precisions(tmp_path: Path, precision: str, rewind: Rewind) -> None:
+def test_precisions(tmp_path: Path, precision: str, rewind: Rewind) -> None:
     model = net(optimizer=scheduled("adam, warm-up"))
     callback = watched(tmp_path, rewind, model, 17, precision=precision)
     assert callback.differences == [[], [], [], []]

@@ -120,13 +120,13 @@ class TestValues:
         assert torch.equal(layer.bias, layer.bias_orig)
         assert is_pruned(layer)
 
-    def test_l1_unstructured(self, keep_name: bool) -> None:
+    def test_unstructured(self, keep_name: bool) -> None:
         layer = l1_unstructured(linear(ROWS), "weight", 4, keep_name=keep_name)
         assert layer.weight.tolist() == [[3, -4, 0], [0, 1, -6], [2, 0, 0]]
         l1_unstructured(layer, "weight", 0.4)  # of the 5 that are left
         assert layer.weight.tolist() == [[3, -4, 0], [0, 0, -6], [0, 0, 0]]
 
-    def test_l1_unstructured_by_scores(self, keep_name: bool) -> None:
+    def test_unstructured_by_scores(self, keep_name: bool) -> None:
         scores = torch.tensor([[0.0, -1, 9], [9, 9, 9], [9, 9, -0.5]], requires_grad=True)
         layer = l1_unstructured(linear(ROWS), "weight", 3, importance_scores=scores, keep_name=keep_name)
         assert layer.weight.tolist() == [[0, 0, 0.5], [1, 1, -6], [2, torch.tensor(0.1).item(), 0]]

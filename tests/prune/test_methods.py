@@ -33,7 +33,7 @@ class TestComputeMask:
         assert torch.equal(mask, before)
         assert mask is not before
 
-    def test_l1_unstructured(self) -> None:
+    def test_unstructured(self) -> None:
         assert mask_of(L1Unstructured(2)) == [[1, 1], [0, 1], [1, 0]]
         assert mask_of(L1Unstructured(1), torch.tensor([[1.0, 0], [0, 0], [1, 0]])) == [[1, 0], [0, 0], [0, 0]]
 

@@ -75,7 +75,7 @@ def steps_of(rows):
     return [step for step, _ in rows]
 
 
-def test_l22_epochs_in_a_csv_are_the_counted_zeros(tmp_path):
+def test_epochs_in_a_csv_are_the_counted_zeros(tmp_path):
     schedule = Linear(final=0.8, begin=1, end=2)
     _, counts = fit(tmp_path, PruningCallback(schedule=schedule, verbose=False))
     rows = rows_of(tmp_path)
@@ -85,7 +85,7 @@ def test_l22_epochs_in_a_csv_are_the_counted_zeros(tmp_path):
     assert "sparsity/layers.0.weight" not in (tmp_path / "metrics.csv").read_text()
 
 
-def test_l22_events_by_step_in_a_csv_are_the_counted_zeros(tmp_path):
+def test_events_by_step_in_a_csv_are_the_counted_zeros(tmp_path):
     schedule = Steps({2: 0.25, 5: 0.5, 7: 0.75}, unit="step")
     _, counts = fit(tmp_path, PruningCallback(schedule=schedule, verbose=False))
     rows = rows_of(tmp_path)
@@ -176,7 +176,7 @@ class Bar(Callback):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_l22_progress_bar(tmp_path, asked):
+def test_progress_bar(tmp_path, asked):
     bar = Bar()
     callback = PruningCallback(amount=0.5, log=Log(tensors=True, prog_bar=asked), verbose=False)
     fit(tmp_path, callback, bar, logger=False, epochs=2)

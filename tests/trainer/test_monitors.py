@@ -133,7 +133,7 @@ def test_every_file_ranks_by_a_score_of_its_own_sparsity_or_last(seed: int, tmp_
     assert {path: score for path, score in ranked.items() if score < 1e30} == real
 
 
-def test_l04_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
+def test_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
     seed_everything(0)
     train, validation = loaders()
     checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss", save_top_k=2)
@@ -159,7 +159,7 @@ def test_when_files_are_saved_is_as_without_pruning(tmp_path: Path) -> None:
     assert len(saved[0][0]) >= 8
 
 
-def test_l04_best_has_the_last_sparsity_under_accumulation(tmp_path: Path) -> None:
+def test_best_has_the_last_sparsity_under_accumulation(tmp_path: Path) -> None:
     """An event at the start of an epoch is before the first step of the optimizer after a validation."""
     seed_everything(0)
     train, validation = loaders()
@@ -172,7 +172,7 @@ def test_l04_best_has_the_last_sparsity_under_accumulation(tmp_path: Path) -> No
 
 @CUT_OFF
 @DEAD
-def test_l04_can_be_turned_off(tmp_path: Path) -> None:
+def test_can_be_turned_off(tmp_path: Path) -> None:
     seed_everything(0)
     train, validation = loaders()
     checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val_loss")
@@ -181,7 +181,7 @@ def test_l04_can_be_turned_off(tmp_path: Path) -> None:
     assert zeros(checkpoint.best_model_path) == 0
 
 
-def test_l04_survives_a_resume(tmp_path: Path) -> None:
+def test_survives_a_resume(tmp_path: Path) -> None:
     train, validation = loaders()
 
     def parts() -> tuple[ModelCheckpoint, PruningCallback]:
@@ -250,7 +250,7 @@ class Trained(Net):
 
 
 @pytest.mark.parametrize("plan", [{"epochs": [3]}, {"steps": [33]}])
-def test_l04_averages_over_an_epoch_from_before_an_event_are_not_the_best(plan: dict[str, Any], tmp_path: Path) -> None:
+def test_averages_over_an_epoch_from_before_an_event_are_not_the_best(plan: dict[str, Any], tmp_path: Path) -> None:
     train, _ = loaders()
     checkpoint = ModelCheckpoint(tmp_path, monitor="average", every_n_train_steps=3, filename="{step}")
     stopping = EarlyStopping("average", patience=2, strict=False, check_on_train_epoch_end=True)
@@ -286,7 +286,7 @@ class Worse(Net):
 
 
 @pytest.mark.parametrize(("end", "epochs"), [(4, 7), (6, 9)])
-def test_l13_patience_does_not_count_epochs_that_got_sparser(end: int, epochs: int, tmp_path: Path) -> None:
+def test_patience_does_not_count_epochs_that_got_sparser(end: int, epochs: int, tmp_path: Path) -> None:
     train, validation = loaders()
     stopping = EarlyStopping("val_loss", patience=2)
     pruning = PruningCallback(schedule=Linear(final=0.9, begin=0, end=end), verbose=False)
@@ -295,7 +295,7 @@ def test_l13_patience_does_not_count_epochs_that_got_sparser(end: int, epochs: i
     assert fit.current_epoch == epochs
 
 
-def test_l13_a_score_from_before_an_event_is_not_the_best(tmp_path: Path) -> None:
+def test_a_score_from_before_an_event_is_not_the_best(tmp_path: Path) -> None:
     """Asked at the end of each epoch with a validation every third, patience would count against the dense score."""
     train, validation = loaders()
 
@@ -313,7 +313,7 @@ def test_l13_a_score_from_before_an_event_is_not_the_best(tmp_path: Path) -> Non
         assert stopping._check_on_train_epoch_end
 
 
-def test_l13_stopping_early_leaves_what_was_reached(tmp_path: Path) -> None:
+def test_stopping_early_leaves_what_was_reached(tmp_path: Path) -> None:
     train, validation = loaders()
     model = Worse()
     pruning = PruningCallback(schedule=Linear(final=0.9, begin=5, end=10), verbose=False)
