@@ -19,6 +19,18 @@ Unit = Literal["epoch", "step", "fraction"]
 _EVENTS = 20  # of a schedule in fractions that does not say every=; each costs a ranking of all weights
 
 
+def as_count(value: Any) -> Any:
+    """A float without a fraction as the whole number that it is, as parsers of files may give it; others as they are.
+
+    1.0 stays, for it may be meant as a share of the run.
+
+    Example:
+        >>> as_count(24.0), as_count(0.5), as_count(1.0)
+        (24, 0.5, 1.0)
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() and value != 1 else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule(ABC):
     """Base of all schedules: the window, its events and the clamping.
@@ -189,6 +201,7 @@ class Schedule(ABC):
         return share
 
     def _checked_count(self, name: str, value: Any, least: int = 0) -> int:
+        value = as_count(value)
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             hint = "; shares of the run need unit='fraction'" if isinstance(value, float) and 0 < value <= 1 else ""
             raise TypeError(f"{self._named(name, value)} is no whole number{hint}")

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from lightning_prune.schedules.base import Unit, nearest_step
+from lightning_prune.schedules.base import Unit, as_count, nearest_step
 
 Decay = Literal["cosine", "linear", "constant"]
 Initial = Literal["random", "method"]
@@ -171,9 +171,10 @@ class Regrow(ABC):
             raise ValueError(f"{self._named(name)} is outside [0, 1]{hint}")
 
     def _require_count(self, name: str, least: int) -> None:
-        value: Any = getattr(self, name)
+        value = as_count(getattr(self, name))
         if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{self._named(name)} is no whole number")
+        object.__setattr__(self, name, operator.index(value))
         if operator.index(value) < least:
             raise ValueError(f"{self._named(name)} is below {least}")
 

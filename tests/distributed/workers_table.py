@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_prune import SET, Budget, Constant, Cubic, PruningCallback, Reinit, Rewind, RigL
+from lightning_prune import SET, Budget, Constant, Cubic, PruningCallback, Reinit, Rewind, RigL, Taylor
 from tests.distributed import models, workers_sharded
 from tests.distributed.launch import RANKS, Check
 from tests.distributed.models import GLOBAL_BATCH, Fitted, Mlp
@@ -30,6 +30,7 @@ PRUNINGS: dict[str, dict[str, Any]] = {
     "structured": {"method": "ln_structured", "scope": "global"},
     "structured in": {"method": "ln_structured", "scope": "local", "dim": "in"},
     "lamp": {"scope": Budget("global", normalize="lamp")},
+    "taylor": {"criterion": Taylor(batches=2), "scope": "global"},
     "own method": {"method": EveryThird, "schedule": None, "epochs": [1]},
     "own scores": {"method": Halved, "scope": "global"},
     "n:m": {

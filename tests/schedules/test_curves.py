@@ -22,6 +22,7 @@ from lightning_prune.schedules import (
     OneCycle,
     OneShot,
     Polynomial,
+    RigL,
     Schedule,
     Steps,
 )
@@ -247,7 +248,7 @@ def test_shares_outside_0_to_1_are_refused(share):
         (lambda: Linear(final=0.5, end=None), TypeError, r"Linear\(final=0.5\) needs end="),
         (lambda: Linear(final=0.5, begin=-1, end=3), ValueError, "begin=-1 is below 0"),
         (lambda: Linear(final=0.5, begin=True, end=3), TypeError, "begin=True is no whole number"),
-        (lambda: Linear(final=0.5, end=3.0), TypeError, "end=3.0 is no whole number"),
+        (lambda: Linear(final=0.5, end=1.0), TypeError, "end=1.0 is no whole number; shares of the run need"),
         (lambda: Linear(final=0.5, end=3, every=0), ValueError, "every=0 is below 1"),
         (
             lambda: Linear(final=0.5, end=3, unit="week"),
@@ -399,3 +400,10 @@ def test_each_curve_explains_its_arguments(curve):
 def test_a_partial_is_called_the_same_in_every_process():
     shown = repr(FromFunction(functools.partial(pow, 0.5), final=0.9, end=3))
     assert shown.startswith("FromFunction(pow(0.5), ")
+
+
+def test_a_float_without_a_fraction_is_the_whole_number_that_it_is():
+    """As a parser of files gives it that takes ``float`` before ``int``."""
+    assert repr(Linear(final=0.5, begin=0.0, end=24.0)) == repr(Linear(final=0.5, begin=0, end=24))
+    rigl = RigL(every=10.0, until=50.0, unit="step")  # type: ignore[arg-type]
+    assert repr(rigl) == repr(RigL(every=10, until=50, unit="step"))
