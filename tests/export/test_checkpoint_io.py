@@ -112,7 +112,7 @@ def test_other_objects_are_written_as_usual_with_a_warning(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match=r"ordinary checkpoint: .*options' is a argparse.Namespace"):
         fit(tmp_path, 1, SparseCheckpointIO(), callbacks=[Objects()])
     assert not is_sparse_file(tmp_path / "last.ckpt")
-    checkpoint = SparseCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
+    checkpoint = SparseCheckpointIO().load_checkpoint(tmp_path / "last.ckpt", weights_only=False)
     assert checkpoint["callbacks"]["Objects"] == {"options": Namespace(a=1)}
 
 
