@@ -22,6 +22,7 @@ from lightning_prune.pruner.granularity import Channels, Granularity, Grouped, R
 from lightning_prune.pruner.method import Recipe
 from lightning_prune.pruner.normalization import normalized
 from lightning_prune.schedules.plan import Demand
+from lightning_prune.targets.names import listing
 from lightning_prune.targets.target import Target, refuse_divided
 
 
@@ -116,7 +117,7 @@ class Pruner:
         """
         for target in targets:
             _require_prunable(target)
-            self.granularity.check(target)
+        _check_each(self.granularity, targets)
         self._check_method(targets)
         sizes = self._sizes(targets)
         if self.final is not None:
@@ -295,6 +296,20 @@ def _require_prunable(target: Target) -> None:
     for module, name in target.owners:
         with naming(f"'{target.name}' cannot be pruned"):
             require_maskable(module, name)
+
+
+def _check_each(units: Granularity, targets: Sequence[Target]) -> None:
+    """Refuses tensors without such units: says of the first what is wrong, and which others are refused too."""
+    refused: list[tuple[str, Exception]] = []
+    for target in targets:
+        try:
+            units.check(target)
+        except (ValueError, IndexError) as error:
+            refused.append((target.name, error))
+    if not refused:
+        return
+    first, others = refused[0][1], [f"'{name}'" for name, _ in refused[1:]]
+    raise type(first)(f"{first}; refused too: {listing(others)}" if others else str(first)) from first
 
 
 def _minus(counts: Sequence[int], zeros: Sequence[int]) -> list[int]:

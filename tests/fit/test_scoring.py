@@ -243,7 +243,10 @@ def test_shapes_and_layers_that_do_not_fit_are_refused_before_training(tmp_path:
             self.norm = nn.LSTM(16, 16)  # type: ignore[assignment]
 
     for arguments, message in (
-        ({"method": "n_m", "n": 2, "method_kwargs": {"m": 5}}, "'first.weight' cannot be pruned to 2:5"),
+        (
+            {"method": "n_m", "n": 2, "method_kwargs": {"m": 5}},
+            "'first.weight' cannot be pruned to 2:5.*; refused too: 'last.weight'$",
+        ),
         ({"method": "ln_blocks", "method_kwargs": {"block": (5, 1)}}, "'first.weight' cannot be pruned"),
     ):
         with pytest.raises(ValueError, match=message):
