@@ -287,8 +287,8 @@ def test_rounds_cost_no_memory() -> None:
     model = network()
     run = run_of(model, "random_unstructured")
     sizes = []
-    for number in range(60):
-        run.prune(Demand(number, amount=0.01))
+    for number in range(25):
+        run.prune(Demand(number, amount=0.02))
         gc.collect()
         tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
         sizes.append(sum(t.untyped_storage().nbytes() for t in tensors))
