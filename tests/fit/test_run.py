@@ -290,6 +290,7 @@ def test_rounds_cost_no_memory() -> None:
     for number in range(25):
         run.prune(Demand(number, amount=0.02))
         gc.collect()
-        tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
-        sizes.append(sum(t.untyped_storage().nbytes() for t in tensors))
+        kinds = (torch.Tensor, nn.Parameter)
+        sizes.append(sum(o.untyped_storage().nbytes() for o in gc.get_objects() if type(o) in kinds))
+    assert run.zeros == 23
     assert len(set(sizes[5:])) == 1
