@@ -112,7 +112,7 @@ class PruningCallback(CallbackBase):
             by name; by default the module's ``example_input_array``.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint``, ``EarlyStopping`` and
             ``ReduceLROnPlateau`` compare only scores from then on, so that the best checkpoint is one of the highest
-            sparsity reached. Until the next validation what they monitor is the worst finite value.
+            sparsity reached. Until the next validation what they monitor is a value that is worse (999999).
         allow_unfinished: Accept a plan that the Trainer's limits cannot finish, which is an error when fit starts
             otherwise, and one that is not carried out to its end, which is a warning otherwise.
         log: Log ``sparsity`` and the ``sparsity/target`` of a schedule; a :class:`~lightning_prune.Log` says more (keys

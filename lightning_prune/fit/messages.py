@@ -57,6 +57,15 @@ class Announcer:
         self._tell("\n".join(short if self.verbose == "line" else lines))
         self._warn(checks.not_trained(run.counted, optimizers))
 
+    def kept_back(self, amount: int | float, kept: Sequence[str]) -> None:
+        """That an amount asks for more than will go."""
+        if kept:
+            self._warn(
+                ["kept back"],
+                f"amount={amount} asks for more than goes: what stays is {listing(kept)} "
+                "(scope=Budget(max_sparsity=1.0) lets all of it go)",
+            )
+
     def coverage(self, model: nn.Module, targets: Sequence[Target]) -> None:
         """That all callbacks of a fit together select little of the model."""
         self._warn(checks.narrow_selection(model, targets))

@@ -22,7 +22,7 @@ from lightning_prune.fit.scoring import Scoring
 from lightning_prune.fit.settings import Settings
 from lightning_prune.fit.training import Training
 from lightning_prune.prune.sharded.tensors import reshard
-from lightning_prune.schedules.plan import Clock, Demand, Plan
+from lightning_prune.schedules.plan import AmountPlan, Clock, Demand, Plan
 from lightning_prune.targets.select import Target, describe_targets
 
 
@@ -129,6 +129,8 @@ class Session:
         self._say.untouched(self.run.untouched)
         self.run.require_same_masks()
         self._say.start(training.model, self.run, self.settings.describe(self.plan), training.optimizers)
+        if isinstance(self.plan, AmountPlan) and self.plan.amount is not None:
+            self._say.kept_back(self.plan.amount, self.run.pruner.kept_back(self.run.ranked, self.plan.amount))
 
     def _bound(self, limits: Limits) -> Plan:
         plan = bound(self.plan, limits)

@@ -32,6 +32,7 @@ from lightning_prune.schedules.plan import Plan, Times, make_plan
 from lightning_prune.schedules.regrow import Regrow
 from lightning_prune.targets.patterns import Patterns, as_patterns
 from lightning_prune.targets.select import Target, all_targets, names_matching, select_trainable
+from lightning_prune.targets.unfit import refuse_unfit
 
 _UNKNOWN = {
     "pruning_fn": "method=",
@@ -230,7 +231,7 @@ class Settings:
         layout = Layout.PLAIN if sharded or self.enforce == "in_place" else Layout.KEPT
         pruned = [*targets, *frozen] if join else targets
         if layout is Layout.KEPT:
-            _refuse_sparse_gradients([t for t in pruned if join or t.parameter.requires_grad])
+            refuse_unfit([t for t in pruned if join or t.parameter.requires_grad], _refuse_sparse_gradients)
         pruner.check(pruned)
         self.criterion.check(pruned)
         seed = torch.initial_seed() % 2**63 if self.seed is None else self.seed
@@ -256,12 +257,11 @@ class Settings:
         return CoupledPruner(self.recipe, self.budget, self.plan.final, groups), members
 
 
-def _refuse_sparse_gradients(targets: Sequence[Target]) -> None:
-    for target in targets:
-        for module, _ in target.owners:
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-                raise ValueError(
-                    f"'{target.name}' belongs to {type(module).__name__}(sparse=True): a tensor that is masked when it "
-                    'is read has dense gradients only; use enforce="in_place", or sparse=False, or leave it out with '
-                    "exclude="
-                )
+def _refuse_sparse_gradients(target: Target) -> None:
+    for module, _ in target.owners:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise ValueError(
+                f"'{target.name}' belongs to {type(module).__name__}(sparse=True): a tensor that is masked when it "
+                'is read has dense gradients only; use enforce="in_place", or sparse=False, or leave it out with '
+                "exclude="
+            )

@@ -31,6 +31,7 @@ from lightning_prune.pruner.normalization import normalized
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target, listing
+from lightning_prune.targets.unfit import refuse_unfit
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class CoupledPruner(Pruner):
             own = {s.name: shapes[s.name] for s in group.masked if s.name in shapes}
             sizes += [zeros_after([group], [[channel]], own) for channel in range(group.channels)]
         return max(sizes, default=0)
+
+    def kept_back(self, targets: Sequence[Target], amount: int | float) -> list[str]:
+        """Nothing is said of channels: one of each group stays, as the groups that are shown at the start tell."""
+        return []
 
     def among(self, targets: Sequence[Target]) -> CoupledPruner:
         """Itself: groups are whole from the start."""
@@ -107,10 +112,7 @@ class CoupledPruner(Pruner):
         sharded = [t.name for t in targets if is_sharded(t.parameter)]
         if sharded:
             raise ValueError(f"groups='dependency' is not there for sharded models, but '{sharded[0]}' is sharded")
-        for target in targets:
-            for module, name in target.owners:
-                with naming(f"'{target.name}' cannot be pruned"):
-                    require_maskable(module, name)
+        refuse_unfit(targets, _require_maskable)
         shares = self._override_shares()
         if self.final is not None:
             self._check_reachable(
@@ -310,3 +312,9 @@ def _by_group(order: Iterable[tuple[int, int | None]]) -> dict[int, list[int | N
 
 def _is_kernel(name: str) -> bool:
     return not name.endswith("bias")
+
+
+def _require_maskable(target: Target) -> None:
+    for module, name in target.owners:
+        with naming(f"'{target.name}' cannot be pruned"):
+            require_maskable(module, name)

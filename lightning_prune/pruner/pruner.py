@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -22,8 +22,8 @@ from lightning_prune.pruner.granularity import Channels, Granularity, Grouped, R
 from lightning_prune.pruner.method import Recipe
 from lightning_prune.pruner.normalization import normalized
 from lightning_prune.schedules.plan import Demand
-from lightning_prune.targets.names import listing
 from lightning_prune.targets.target import Target, refuse_divided
+from lightning_prune.targets.unfit import refuse_unfit
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,16 @@ class Pruner:
             IndexError: If a tensor has not the dimension that counts its channels.
             TypeError: If a mask cannot be put on a tensor.
         """
-        for target in targets:
-            _require_prunable(target)
-        _check_each(self.granularity, targets)
+        refuse_unfit(targets, self._check_tensor)
         self._check_method(targets)
         sizes = self._sizes(targets)
         if self.final is not None:
             self.budget.bounds(sizes, self.final, self.final, [0] * len(sizes))
         self.budget.override_shares([t.name for t in targets])
+
+    def _check_tensor(self, target: Target) -> None:
+        _require_prunable(target)
+        self.granularity.check(target)
 
     def _check_method(self, targets: Sequence[Target]) -> None:
         cls, scope = self.recipe.cls, self.budget.scope
@@ -184,19 +186,50 @@ class Pruner:
 
     def _quota_of_amount(self, candidates: Sequence[Candidate], amount: int | float) -> Quota:
         """An amount of what is left of each tensor, or of all together, up to what the budget lets go."""
-        left, room = [], []
-        for candidate in candidates:
-            units, dead, more = self._room(candidate)
-            left.append(units - dead)
-            room.append(more)
+        least, most, count = [0] * len(candidates), [self._room(c)[2] for c in candidates], 0
+        together = self._together(candidates)
+        for ranked, wanted, room in self._asked(candidates, amount, together):
+            count += min(wanted, room)
+            if ranked is not together:
+                least[ranked[0]] = most[ranked[0]] = min(wanted, room)
+        return Quota(count, least, most)
+
+    def kept_back(self, targets: Sequence[Target], amount: int | float) -> list[str]:
+        """What stays, in words, where an amount asks for more than the budget lets go.
+
+        Args:
+            targets: All tensors that are pruned together.
+            amount: What the first event is asked for.
+
+        Example:
+            >>> from torch import nn
+            >>> from lightning_prune.pruner.method import make_recipe
+            >>> from lightning_prune.targets.select import select
+            >>> pruner = Pruner(make_recipe("l1_unstructured", 2, None, None), Budget())
+            >>> pruner.kept_back(select(nn.Linear(4, 8)), amount=1.0), pruner.kept_back(select(nn.Linear(4, 8)), 0.9)
+            (["1 of 32 of 'weight'"], [])
+        """
+        candidates = candidates_of(targets)
+        asked = self._asked(candidates, amount, self._together(candidates))
+        short = [candidates[i] for ranked, wanted, room in asked if wanted > room for i in ranked]
+        rooms = {c.name: self._room(c) for c in short}
+        return [f"{units - dead - more:,} of {units:,} of '{name}'" for name, (units, dead, more) in rooms.items()]
+
+    def _together(self, candidates: Sequence[Candidate]) -> list[int]:
+        """Which tensors are ranked as one, by position: none but for a global scope, and none with an override."""
         own = self.budget.override_shares([c.name for c in candidates])
-        together = [i for i in range(len(left)) if i not in own and self.budget.scope == "global"]
-        least, most = [0] * len(left), list(room)
-        for i in range(len(left)):
-            if i not in together:
-                least[i] = most[i] = min(compute_nparams_to_prune(own.get(i, amount), left[i]), room[i])
-        count = min(compute_nparams_to_prune(amount, sum(left[i] for i in together)), sum(room[i] for i in together))
-        return Quota(count + sum(least), least, most)
+        return [i for i in range(len(candidates)) if i not in own and self.budget.scope == "global"]
+
+    def _asked(
+        self, candidates: Sequence[Candidate], amount: int | float, together: list[int]
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """What is ranked as one, by position; how many of its units an amount asks for, and how many may go."""
+        own = self.budget.override_shares([c.name for c in candidates])
+        rooms = [self._room(c) for c in candidates]
+        for ranked in [together, *([i] for i in range(len(rooms)) if i not in together)]:
+            left = sum(rooms[i][0] - rooms[i][1] for i in ranked)
+            share = own.get(ranked[0], amount) if ranked else amount
+            yield ranked, compute_nparams_to_prune(share, left) if ranked else 0, sum(rooms[i][2] for i in ranked)
 
     def _drop(self, candidates: Sequence[Candidate], quota: Quota) -> list[Tensor | None]:
         """The masks after a quota: single tensors' shares by themselves, what is free in one ranking."""
@@ -296,20 +329,6 @@ def _require_prunable(target: Target) -> None:
     for module, name in target.owners:
         with naming(f"'{target.name}' cannot be pruned"):
             require_maskable(module, name)
-
-
-def _check_each(units: Granularity, targets: Sequence[Target]) -> None:
-    """Refuses tensors without such units: says of the first what is wrong, and which others are refused too."""
-    refused: list[tuple[str, Exception]] = []
-    for target in targets:
-        try:
-            units.check(target)
-        except (ValueError, IndexError) as error:
-            refused.append((target.name, error))
-    if not refused:
-        return
-    first, others = refused[0][1], [f"'{name}'" for name, _ in refused[1:]]
-    raise type(first)(f"{first}; refused too: {listing(others)}" if others else str(first)) from first
 
 
 def _minus(counts: Sequence[int], zeros: Sequence[int]) -> list[int]:

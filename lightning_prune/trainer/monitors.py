@@ -5,7 +5,7 @@ run. While a model is pruned that favours early, less sparse epochs. So when an 
 :class:`FreshScores` ends the competition and starts a new one:
 
 - what was best is the best no more: files of earlier scores rank last, patience and bad epochs count anew;
-- ``trainer.callback_metrics`` holds, in place of each score that is monitored, the worst finite value, until a
+- ``trainer.callback_metrics`` holds, in place of each score that is monitored, a value worse than it, until a
   validation (or the end of an epoch, for averages over its batches) has written a new one. A file that is saved in
   between is one of the new sparsity; it ranks behind all that are saved by a score, and nobody stops by it.
 
@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_prune.trainer.lightning import callbacks_of, is_checkpoint, is_early_stopping, plateaus_of
 
+_BAD = 999_999.0
 _POSITIONS = ("epoch", "step")  # where a fit is; never scores of other weights
 
 
@@ -50,18 +51,22 @@ class Monitor:
     files: ModelCheckpoint | None = None
 
     def unknown(self, score: Tensor) -> Tensor:
-        """What stands in for a score that there is not yet: the worst finite value that ends nothing.
+        """What stands in for a score that there is not yet: a bad value that ends nothing, of few digits in file names.
+
+        That is 999999 or -999999, or the worst finite value where the score before is as bad as that.
 
         Args:
             score: The score before; gives shape, dtype and device.
 
         Example:
             >>> monitor = Monitor("EarlyStopping(loss)", "loss", "min", lambda: None)
-            >>> monitor.unknown(torch.tensor(0.5, dtype=torch.float16))
-            tensor(65504., dtype=torch.float16)
+            >>> monitor.unknown(torch.tensor(0.5)), monitor.unknown(torch.tensor(0.5, dtype=torch.float16))
+            (tensor(999999.), tensor(65504., dtype=torch.float16))
         """
         score = score.detach() if score.is_floating_point() else score.detach().float()
         most = torch.finfo(score.dtype).max
+        if most > _BAD and bool((score.abs() < _BAD).all()):
+            most = _BAD
         if self.limit is not None and abs(self.limit) < most:
             limit = torch.full_like(score, self.limit)
             return torch.nextafter(limit, torch.full_like(score, -most if self.mode == "min" else most))

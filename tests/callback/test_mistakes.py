@@ -39,6 +39,14 @@ def test_wrong_arguments_are_refused_at_once(argument: dict[str, Any], error: st
         PruningCallback(**argument)
 
 
+@pytest.mark.parametrize("amount", [1.0, 10**6])
+def test_an_amount_of_all_says_what_stays(tmp_path: Path, amount: int | float) -> None:
+    model = net()
+    with pytest.warns(PruningWarning, match="what stays is 1 of 128 of 'first.weight', 1 of 48 of 'last.weight'"):
+        trainer(tmp_path, PruningCallback(amount=amount, epochs=[0], verbose=False), epochs=1).fit(model)
+    assert zeros(model, "first.weight", "last.weight") == 127 + 47
+
+
 class Oddly(BasePruningMethod):
     PRUNING_TYPE = "unstructured"
 

@@ -245,7 +245,7 @@ def test_shapes_and_layers_that_do_not_fit_are_refused_before_training(tmp_path:
     for arguments, message in (
         (
             {"method": "n_m", "n": 2, "method_kwargs": {"m": 5}},
-            "'first.weight' cannot be pruned to 2:5.*; refused too: 'last.weight'$",
+            "'first.weight' cannot be pruned to 2:5.*; refused too: 'last.weight'; exclude=",
         ),
         ({"method": "ln_blocks", "method_kwargs": {"block": (5, 1)}}, "'first.weight' cannot be pruned"),
     ):

@@ -316,6 +316,30 @@ def test_all_channels_go_where_the_budget_lets_them(scope: Any) -> None:
     assert run.prune(Demand(0, amount=1.0)).zeros == 192
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "amount", "kept"),
+    [
+        ("l1_unstructured", {}, 1.0, ["1 of 200 of '0.weight'", "1 of 100 of '1.weight'"]),
+        ("l1_unstructured", {}, 150, ["1 of 100 of '1.weight'"]),
+        ("l1_unstructured", {"scope": "global"}, 10**6, ["1 of 200 of '0.weight'", "1 of 100 of '1.weight'"]),
+        ("l1_unstructured", {"scope": "global"}, 298, []),
+        ("l1_unstructured", {"max_sparsity": 0.75}, 0.8, ["50 of 200 of '0.weight'", "25 of 100 of '1.weight'"]),
+        ("l1_unstructured", {"max_sparsity": 1.0}, 1.0, []),
+        ("l1_unstructured", {"overrides": {"0": 0.5}}, 1.0, ["1 of 100 of '1.weight'"]),
+        ("ln_structured", {}, 5, ["1 of 5 of '1.weight'"]),
+        ("l1_unstructured", {}, 0.9, []),
+    ],
+)
+def test_what_an_amount_cannot_take_is_known_before(
+    method: str, arguments: dict[str, Any], amount: int | float, kept: list[str]
+) -> None:
+    run = run_of(network(10, 20, 5), method, **arguments)
+    assert run.pruner.kept_back(run.targets, amount) == kept
+    living = run.prune(Demand(0, amount=amount)).total - run.zeros
+    asked = sum(int(words.split(" of ")[0].replace(",", "")) for words in kept)
+    assert not kept or living >= asked
+
+
 def test_others_make_up_for_a_tensor_of_one_channel() -> None:
     for scope in ("local", "global", "erk"):
         run = run_of(network(10, 10, 1), "ln_structured", scope=scope, final=0.8)

@@ -124,13 +124,13 @@ def test_every_file_ranks_by_a_score_of_its_own_sparsity_or_last(seed: int, tmp_
     trainer(tmp_path, [pruning, checkpoint, scores], max_epochs=4, **validating).fit(Net(), train, validation)
     files = [str(path) for path in tmp_path.glob("step*.ckpt")]
     named = {path: float(path.split("val_loss=")[1].split(".ckpt")[0].split("-v")[0]) for path in files}
-    real = {path: score for path, score in named.items() if score < 1e30}
+    real = {path: score for path, score in named.items() if score < 999_999}
     assert len(files) >= 2
     assert real
     assert all(score in scores.by_zeros[zeros(path)] for path, score in real.items())
     ranked = {path: float(score) for path, score in checkpoint.best_k_models.items()}
     assert ranked.keys() == named.keys()
-    assert {path: score for path, score in ranked.items() if score < 1e30} == real
+    assert {path: score for path, score in ranked.items() if score < 999_999} == real
 
 
 def test_best_is_as_sparse_as_the_end_of_the_plan(tmp_path: Path) -> None:
@@ -403,9 +403,18 @@ def test_only_what_is_monitored_is_replaced_and_until_the_next_validation(tmp_pa
     pruning = ValueAtEvents(amount=0.5, epochs=[2], verbose=False)
     fit = trainer(tmp_path, [pruning, ModelCheckpoint(tmp_path, monitor="val_loss")], max_epochs=3)
     fit.fit(Two(), train, validation)
-    assert pruning.seen["val_loss"] == torch.finfo(torch.float32).max
+    assert pruning.seen["val_loss"] == 999_999
     assert pruning.seen["other"] == 5.0
     assert float(fit.callback_metrics["val_loss"]) == pytest.approx(2.0 - 0.03)
+
+
+def test_files_saved_before_the_first_validation_of_a_sparsity_have_short_names(tmp_path: Path) -> None:
+    train, validation = loaders()
+    often = ModelCheckpoint(tmp_path, "{step}-{val_loss:.1f}", monitor="val_loss", every_n_train_steps=5, save_top_k=-1)
+    pruning = PruningCallback(amount=0.5, epochs=[1], verbose=False)
+    trainer(tmp_path, [pruning, often], max_epochs=2).fit(Falling(), train, validation)
+    saved = {int(name.split("=")[1].split("-")[0]): name for name in (p.name for p in tmp_path.glob("*.ckpt"))}
+    assert saved == {15: "step=15-val_loss=999999.0.ckpt", 20: "step=20-val_loss=999999.0.ckpt"}
 
 
 def test_the_epoch_and_the_sparsity_stay_what_they_are(tmp_path: Path) -> None:

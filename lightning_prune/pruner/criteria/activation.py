@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.pruner.criteria.base import Criterion, Watches, require_count
 from lightning_prune.targets.select import Target
+from lightning_prune.targets.unfit import refuse_unfit
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -50,15 +51,18 @@ class Activation(Criterion):
 
     def check(self, targets: Sequence[Target]) -> None:
         """Raises ValueError if a tensor is not the weight of a Linear or Conv layer."""
-        for target in targets:
-            module, name = target.owners[0]
-            if not (isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and name == "weight"):
-                raise ValueError(
-                    f"'{target.name}' belongs to {type(module).__name__}: Activation knows the inputs of weights of "
-                    "Linear and Conv layers only; exclude it"
-                )
-            if is_sharded(target.parameter):
-                raise ValueError(f"'{target.name}' is sharded: Activation needs whole tensors; use 'ddp'")
+        refuse_unfit(targets, _require_known_inputs)
+
+
+def _require_known_inputs(target: Target) -> None:
+    module, name = target.owners[0]
+    if not (isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and name == "weight"):
+        raise ValueError(
+            f"'{target.name}' belongs to {type(module).__name__}: Activation knows the inputs of weights of "
+            "Linear and Conv layers only; exclude it"
+        )
+    if is_sharded(target.parameter):
+        raise ValueError(f"'{target.name}' is sharded: Activation needs whole tensors; use 'ddp'")
 
 
 def weight_of(module: nn.Module) -> Tensor:
