@@ -26,7 +26,7 @@ def refuse_unfit(targets: Iterable[Target], check: Callable[[Target], object]) -
         ...         raise ValueError(f"'{target.name}' is a vector")
         >>> refuse_unfit(all_targets(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))), check)
         Traceback (most recent call last):
-        ValueError: '0.bias' is a vector; refused too: '1.weight', '1.bias'; exclude=['0.bias', '1.weight', '1.bias'] ...
+        ValueError: '0.bias' is a vector; refused too: '1.weight', '1.bias'; exclude=['0.bias', ...
     """
     unfit: dict[str, Exception] = {}
     for target in targets:
