@@ -1,12 +1,14 @@
 """Masks after the smallest weights were dropped and as many masked ones came back, in two passes over a tensor.
 
-As in :mod:`lightning_prune.prune.kernels.smallest` a strided sample brackets each threshold, one pass writes what lies
-above the bracket and collects the few entries within it, and those are ranked exactly. Here it is done for one tensor
-whose memory is one run of numbers on a CPU, without an inverted mask: what comes back is written over what stays.
-Everything else, and a sample that misleads, is left to the general selection.
+What moves are the few smallest of what is left and the few largest of what is masked. As in
+:mod:`lightning_prune.prune.kernels.smallest` a strided sample brackets each threshold; one pass collects what lies on
+its side, and only what lies within the bracket is ranked. Here it is done for one tensor whose memory is one run of
+numbers on a CPU. Everything else, and a sample that misleads, is left to the general selection.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -14,12 +16,15 @@ from torch import Tensor
 
 from lightning_prune.prune.kernels.arrays import (
     Array,
+    Scratch,
     as_array,
     count_true,
     empty_like,
     living_entries,
     not_at_most,
     positions,
+    put,
+    remembered,
 )
 from lightning_prune.prune.kernels.random import random_keep_masks
 from lightning_prune.prune.kernels.signed import signed_keep_masks
@@ -27,7 +32,8 @@ from lightning_prune.prune.kernels.smallest import all_but_smallest, bracket_of,
 
 _PIECE = 1 << 19  # entries
 _SMALL = 1 << 14  # candidates: for fewer the general selection is as fast
-_DTYPES = (torch.float32, torch.float64)
+_NAMES = {4: torch.float32, 8: torch.float64}
+_DTYPES = tuple(_NAMES.values())
 
 
 def moved_mask(
@@ -67,91 +73,88 @@ def moved_mask(
         tensor([ True,  True, False, False])
     """
     living = living_entries(alive)
-    stay = _largest(weight, alive, living, living - count)
+    stay = _without_smallest(weight, alive, living, count)
     if stay is None:
         stay = keep_masks([weight], count, alive=[alive], names=[f"'{name}'"])[0]
     taken, candidates = (alive, weight.numel() - living) if strict else (stay, weight.numel() - living + count)
     if scores is None:
         return random_keep_masks([weight], candidates - count, alive=[~taken])[0].logical_or_(stay)
-    moved = None if signed else _largest(scores, taken, candidates, count, but=True, besides=stay)
-    if moved is None:
+    places = None if signed else _outermost(scores, taken, candidates, count, smallest=False)
+    if places is None:
         rank = signed_keep_masks if signed else keep_masks
         grown = rank([scores], candidates - count, alive=[~taken], names=[f"scores of '{name}'"])[0]
-        moved = grown.logical_or_(stay)
-    return moved
+        return grown.logical_or_(stay)
+    put(stay, places, True)
+    remembered(stay, living)
+    return stay
 
 
-def _largest(
-    values: Tensor, alive: Tensor, living: int, count: int, but: bool = False, besides: Tensor | None = None
-) -> Tensor | None:
-    """The mask of the `count` entries of largest magnitude among some; of equal ones the last.
+def _without_smallest(weight: Tensor, alive: Tensor, living: int, count: int) -> Tensor | None:
+    """A new mask without the smallest of what is left; ``None`` if it has to be found in another way."""
+    places = _outermost(weight, alive, living, count, smallest=True)
+    if places is None:
+        return None
+    stay = empty_like(weight, torch.bool).copy_(alive)
+    put(stay, places, False)
+    return stay
+
+
+def _outermost(values: Tensor, flags: Tensor, number: int, count: int, smallest: bool) -> Array | None:
+    """The places of the `count` smallest magnitudes where flags are True, or of the largest where they are False.
+
+    Of equal ones the first are the smallest.
 
     Args:
         values: Any tensor.
-        alive: Which entries take part.
-        living: Their number.
-        count: How many are kept.
-        but: The other entries take part instead.
-        besides: What is kept, too.
+        flags: Boolean, its shape.
+        number: How many entries take part.
+        count: How many are looked for.
+        smallest: Which end.
 
     Returns:
-        ``None`` if it has to be found in another way.
+        ``None`` if they have to be found in another way.
     """
-    tensors = [values, alive] if besides is None else [values, alive, besides]
-    if not 0 < count < living or living < _SMALL or not all(map(_is_run, tensors)) or values.dtype not in _DTYPES:
+    runs = _is_run(values) and _is_run(flags) and values.dtype in _DTYPES
+    if not 0 < count < number or number < _SMALL or not runs:
         return None
-    mask = empty_like(values, torch.bool)
-    numbers, part, *more = (as_array(tensor.detach().view(-1)) for tensor in tensors)
-    search = _Search(numbers, part, but, living, living - count)
-    found = search.fill(as_array(mask.view(-1)), more[0] if more else None)
-    return mask if found else None
+    numbers, among = (as_array(tensor.detach().view(-1)) for tensor in (values, flags))
+    low, high = _bracket(numbers, among, count / number, smallest)
+    found = _collected(numbers, among, high if smallest else low, smallest)
+    if found is None:
+        return None
+    places, magnitudes = found
+    chosen = magnitudes <= low if smallest else magnitudes > high
+    rest = np.flatnonzero(~chosen)
+    wanted = count - count_true(chosen)
+    if not 0 < wanted < rest.size or np.isnan(magnitudes).any():
+        return None
+    larger = all_but_smallest(magnitudes[rest], wanted if smallest else rest.size - wanted)
+    chosen[rest] = ~larger if smallest else larger
+    return places[chosen]
+
+
+def _collected(numbers: Array, among: Array, bound: float, smallest: bool) -> tuple[Array, Array] | None:
+    """The places and magnitudes of all that takes part up to a bound, or above it; ``None`` if some of it is NaN."""
+    places, magnitudes, scratch = [], [], Scratch()
+    for start in range(0, numbers.size, _PIECE):
+        here = slice(start, start + _PIECE)
+        flags = among[here]
+        magnitude = np.absolute(numbers[here], out=scratch.like(flags, _NAMES[numbers.dtype.itemsize], "magnitude"))
+        above = not_at_most(magnitude, bound, scratch.like(flags, torch.bool, "above"))
+        if smallest and math.isnan(magnitude.max()) and bool(np.isnan(magnitude[flags]).any()):
+            return None
+        taking_part = np.greater(flags, above, out=above) if smallest else np.greater(above, flags, out=above)
+        found = positions(taking_part)
+        magnitudes.append(magnitude.take(found))
+        places.append(found + start)
+    return np.concatenate(places), np.concatenate(magnitudes)
 
 
 def _is_run(tensor: Tensor) -> bool:
     return tensor.is_cpu and type(tensor.detach()) is Tensor and tensor.is_contiguous() and not tensor.is_neg()
 
 
-class _Search:
-    """The threshold below which `dropped` of the entries that take part lie."""
-
-    def __init__(self, numbers: Array, part: Array, but: bool, living: int, dropped: int) -> None:
-        self._numbers, self._part, self._living, self._dropped = numbers, part, living, dropped
-        self._but = but
-        self._among = np.greater if but else np.logical_and  # of two conditions: the first and not the second
-
-    def fill(self, mask: Array, besides: Array | None) -> bool:
-        """Writes the mask; tells whether the sample's bracket has the threshold in it."""
-        low, high = self._bracket()
-        size = min(_PIECE, self._numbers.size)
-        magnitudes, conditions = np.empty(size, self._numbers.dtype), np.empty(size, np.bool_)
-        places, values, upto = [], [], self._living
-        for start in range(0, self._numbers.size, size):
-            here = slice(start, start + size)
-            part, keep = self._part[here], mask[here]
-            magnitude = np.absolute(self._numbers[here], out=magnitudes[: part.size])
-            above = not_at_most(magnitude, low, conditions[: part.size])
-            np.greater(magnitude, high, out=keep)
-            between = np.bitwise_xor(above, keep, out=above)
-            self._among(keep, part, out=keep)
-            found = positions(between if low >= 0 else self._among(between, part, out=between))
-            if low >= 0:
-                found = found[part.take(found) != self._but]
-            upto -= count_true(keep) + found.size
-            values.append(magnitude[found])
-            places.append(found + start)
-            if besides is not None:
-                np.logical_or(keep, besides[here], out=keep)
-        return self._decide(np.concatenate(places), np.concatenate(values), self._dropped - upto, mask)
-
-    def _decide(self, places: Array, values: Array, dropped: int, mask: Array) -> bool:
-        """Keeps all but the first `dropped` of the stable order of what lies between."""
-        if not 0 < dropped <= values.size or np.isnan(values).any():
-            return False
-        mask[places[all_but_smallest(values, dropped)]] = True
-        return True
-
-    def _bracket(self) -> tuple[float, float]:
-        step = coprime_from(sample_step(self._numbers.size), self._numbers.size)
-        drawn = np.absolute(self._numbers[step // 2 :: step])
-        drawn = drawn[self._among(np.ones(drawn.size, np.bool_), self._part[step // 2 :: step])]
-        return bracket_of(drawn, self._dropped / self._living)
+def _bracket(numbers: Array, among: Array, share: float, smallest: bool) -> tuple[float, float]:
+    step = coprime_from(sample_step(numbers.size), numbers.size)
+    drawn, flags = np.absolute(numbers[step // 2 :: step]), among[step // 2 :: step]
+    return bracket_of(drawn[flags == smallest], share if smallest else 1 - share)
