@@ -108,8 +108,9 @@ class PruningCallback(CallbackBase):
             in other layers, so that :func:`lightning_prune.export.shrink` can cut what is masked without changing any
             output (extra ``shrink``). By default each tensor has channels of its own, since groups need a call of the
             model, and because channels of single tensors are what ``torch.nn.utils.prune`` means.
-        example_inputs: What the model is called with to find groups: a tensor, a tuple of arguments or a dict of them
-            by name; by default the module's ``example_input_array``.
+        example_inputs: What the model is called with to find groups, or the layers that make its outputs, which
+            methods that prune output channels spare: a tensor, a tuple of arguments or a dict of them by name; by
+            default the module's ``example_input_array``. Without any, the layer that is declared last is spared.
         restart_scores: When an event made the model sparser, let ``ModelCheckpoint``, ``EarlyStopping`` and
             ``ReduceLROnPlateau`` compare only scores from then on, so that the best checkpoint is one of the highest
             sparsity reached. Until the next validation what they monitor is a value that is worse (999999).

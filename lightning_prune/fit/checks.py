@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_prune.metrics.functional import value_of
 from lightning_prune.prune.sharded.channels import nonzero_channels
 from lightning_prune.prune.sharded.tensors import nonzero_entries
+from lightning_prune.pruner.outputs import Outputs
 from lightning_prune.targets.names import listing
 from lightning_prune.targets.select import Target, all_targets
 
@@ -95,26 +96,38 @@ def narrow_selection(model: nn.Module, targets: Sequence[Target]) -> list[str]:
     ]
 
 
-def told_at_the_start(targets: Sequence[Target], outputs: str | None) -> list[str]:
+def told_at_the_start(targets: Sequence[Target], outputs: Outputs | None) -> list[str]:
     """What a user may not expect of a selection.
 
     Args:
         targets: What is selected.
-        outputs: The tensor that makes the model's outputs, if the channels of these are pruned.
+        outputs: What makes the model's outputs, if output channels are pruned.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
-        >>> told_at_the_start(all_targets(net)[:1], "1.weight")
+        >>> told_at_the_start(all_targets(net)[:1], Outputs(("1.weight",), traced=True))
         ["not pruned: '1.weight', whose channels are the model's outputs; name it in parameters= to prune them"]
     """
-    names = [t.name for t in targets]
+    names = {t.name for t in targets}
     told = [f"'{t.name}'" for t in targets if t.output_dim is None]
     notes = [f"selected though no layer holds them: {listing(told)}; leave them out with exclude="] if told else []
-    if outputs in names:
-        notes.append(f"channels of '{outputs}' are the model's outputs, and are pruned")
-    elif outputs is not None:
+    if outputs is None or not outputs.names:
+        return notes
+    pruned = [f"'{name}'" for name in outputs.names if name in names]
+    spared = [f"'{name}'" for name in outputs.names if name not in names]
+    if pruned:
+        notes.append(f"channels of {listing(pruned)} are the model's outputs, and are pruned")
+    if spared and outputs.traced:
+        each = "it" if len(spared) == 1 else "them"
         notes.append(
-            f"not pruned: '{outputs}', whose channels are the model's outputs; name it in parameters= to prune them"
+            f"not pruned: {listing(spared)}, whose channels are the model's outputs; name {each} in parameters= to "
+            "prune them"
+        )
+    elif spared:
+        notes.append(
+            f"not pruned: {spared[0]}, which is declared last and so taken to make the model's outputs; name it in "
+            "parameters= to prune it. If others make the outputs, exclude= those, or let a call of the model show it: "
+            "example_input_array, or example_inputs="
         )
     return notes
 

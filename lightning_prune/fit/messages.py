@@ -19,7 +19,7 @@ from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.pruner.coupled import CoupledPruner
 from lightning_prune.schedules.plan import Plan
 from lightning_prune.targets.names import listing
-from lightning_prune.targets.select import Target, outputs_of
+from lightning_prune.targets.select import Target
 
 Verbose = bool | Literal["table", "line"]
 
@@ -49,8 +49,7 @@ class Announcer:
         """What is selected, how it will be pruned, and what no optimizer trains."""
         self._warned.clear()
         waiting = f"; {len(run.frozen)} frozen tensors join when they are trained" if run.join and run.frozen else ""
-        outputs = outputs_of(model) if run.pruner.recipe.prunes_outputs else None
-        notes = checks.told_at_the_start(run.counted, outputs)
+        notes = checks.told_at_the_start(run.counted, run.outputs)
         plan += self._decides + waiting
         lines = [report.selection(model, run.counted), plan + _channels(run), *notes]
         short = [f"pruning {run.total:,} weights of {listing([t.name for t in run.counted], limit=1)}, {plan}"]

@@ -22,6 +22,7 @@ from lightning_prune.prune.sharded.tensors import dead_entries
 from lightning_prune.pruner.biases import mask_of_bias
 from lightning_prune.pruner.criteria.scorer import Scorer, masks_in_rounds
 from lightning_prune.pruner.method import make_recipe
+from lightning_prune.pruner.outputs import Outputs
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import Target, all_targets
@@ -73,6 +74,7 @@ class PruningRun(Selection):
         model: The model, for criteria that run it.
         guard: Called with new masks, by the names of their tensors, before they are imposed; refuses wrong ones.
         biases: Masked along with the dead channels of their layers, and not counted.
+        outputs: What makes the model's outputs, where whole output channels go.
 
     Attributes:
         events: Number of events so far.
@@ -94,8 +96,10 @@ class PruningRun(Selection):
         scorer: Scorer | None = None,
         model: nn.Module | None = None,
         biases: Sequence[Target] = (),
+        outputs: Outputs | None = None,
     ) -> None:
         super().__init__(targets, frozen, biases, layout, join, origin=str(pruner.recipe))
+        self.outputs = outputs
         self.pruner = pruner
         self.seed = seed
         self._guard = guard

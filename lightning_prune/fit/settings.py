@@ -25,6 +25,7 @@ from lightning_prune.pruner.criteria.scorer import Scorer
 from lightning_prune.pruner.dependency import find_groups
 from lightning_prune.pruner.granularity import Weights
 from lightning_prune.pruner.method import Method, make_recipe
+from lightning_prune.pruner.outputs import find_outputs
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.pruner.refusals import default_schedule, refuse_unreachable, refuse_untaken
 from lightning_prune.schedules import Schedule
@@ -136,8 +137,11 @@ class Settings:
         self.enforce = one_of("enforce", enforce, ("in_place", "read"))
         self.groups = one_of("groups", groups, (None, "dependency"))
         self.example_inputs = example_inputs
-        if self.groups is None and example_inputs is not None:
-            raise ValueError('example_inputs= are for groups="dependency", which is not asked for')
+        if self.groups is None and example_inputs is not None and not self.recipe.prunes_outputs:
+            raise ValueError(
+                'example_inputs= are for groups="dependency", and for methods that prune output channels; neither is '
+                "asked for"
+            )
         if self.groups is not None and self.frozen == "join":
             raise ValueError('frozen="join" is not there for groups="dependency": unfreeze before the fit, or exclude')
         if self.groups is not None and self.criterion.needs == "inputs":
@@ -221,10 +225,11 @@ class Settings:
             ValueError: If nothing is selected, or a tensor cannot be pruned in this way.
         """
         join = self.frozen == "join"
-        spared = (
-            self.recipe.prunes_outputs and self.groups is None
-        )  # groups leave outputs alone, and cut what they read
-        targets, frozen = select_trainable(model, self.parameters, self.exclude, join, spare_outputs=spared)
+        outputs = None  # groups leave them alone, and cut what they read
+        if self.recipe.prunes_outputs and self.groups is None:
+            outputs = find_outputs(model, self.example_inputs)
+        spared = () if outputs is None else outputs.names
+        targets, frozen = select_trainable(model, self.parameters, self.exclude, join, spared)
         eventual = [*targets, *frozen]
         sharded = any(is_sharded(t.parameter) for t in eventual)
         pruner, targets = self._pruner_of(model, targets, sharded)
@@ -238,7 +243,7 @@ class Settings:
         guard = None if alone else require_same_masks
         scorer = None if self.by_weights else Scorer(self.criterion)
         biases = self._biases_of(model, [*targets, *frozen])
-        return PruningRun(targets, pruner, seed, layout, frozen, join, guard, scorer, model, biases)
+        return PruningRun(targets, pruner, seed, layout, frozen, join, guard, scorer, model, biases, outputs)
 
     def _biases_of(self, model: nn.Module, targets: Sequence[Target]) -> list[Target]:
         """What is masked along with dead channels: they give zeros then, and no constants."""

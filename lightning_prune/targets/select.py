@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from torch import nn
 
@@ -86,7 +86,7 @@ def names_matching(patterns: Patterns, everything: Sequence[Target]) -> set[str]
 
 
 def select_trainable(
-    model: nn.Module, parameters: Patterns, exclude: Patterns, join: bool, spare_outputs: bool = False
+    model: nn.Module, parameters: Patterns, exclude: Patterns, join: bool, outputs: Collection[str] = ()
 ) -> tuple[list[Target], list[Target]]:
     """The tensors to prune now, and those that would be selected if they were trainable.
 
@@ -95,8 +95,7 @@ def select_trainable(
         parameters: What to choose, as for :func:`select`.
         exclude: What to leave out, as for :func:`select`.
         join: Whether frozen tensors will be pruned later, so that at first there may be none.
-        spare_outputs: By default leave out what makes the model's outputs, whose channels are classes or values that
-            somebody asked for; see :func:`outputs_of`.
+        outputs: Tensors that are left out unless ``parameters`` choose, or nothing else is there.
 
     Raises:
         ValueError: As :func:`select` does.
@@ -106,21 +105,24 @@ def select_trainable(
         now = {t.name for t in everything if t.parameter.requires_grad}
     else:
         now = {t.name for t in select(model, parameters, exclude)}
-    if spare_outputs and parameters is None and len(now) > 1:
-        outputs = outputs_of(model)
-        everything = [t for t in everything if t.name != outputs]
+    if parameters is None and now - {*outputs}:
+        everything = [t for t in everything if t.name not in outputs]
     return [t for t in everything if t.name in now], [t for t in everything if t.name not in now]
 
 
-def outputs_of(model: nn.Module) -> str | None:
-    """Name of the tensor that makes a model's outputs, as far as the order of its layers tells: the last layer's.
+def layers_of(model: nn.Module, any_layout: bool = False) -> list[Target]:
+    """The weights of a model's layers, trained or not, in the order in which they are declared.
+
+    Args:
+        model: Any module.
+        any_layout: Also those of which it is not known which dimension holds the outputs.
 
     Example:
-        >>> outputs_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2), nn.LayerNorm(2)))
-        '2.weight'
+        >>> [t.name for t in layers_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2), nn.LayerNorm(2)))]
+        ['0.weight', '2.weight']
     """
-    layers = [t.name for t in all_targets(model) if _objection(t, frozen=True) is None and t.output_dim is not None]
-    return layers[-1] if layers else None
+    layers = [t for t in all_targets(model) if _objection(t, frozen=True) is None]
+    return [t for t in layers if any_layout or t.output_dim is not None]
 
 
 def _objection(target: Target, frozen: bool) -> str | None:

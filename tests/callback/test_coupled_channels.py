@@ -166,7 +166,10 @@ def test_targets_out_of_reach_are_said_at_the_start_in_channels(tmp_path: Path):
     ("arguments", "message"),
     [
         ({"groups": "all"}, "groups should be"),
-        ({"groups": None, "example_inputs": torch.zeros(1)}, 'example_inputs= are for groups="dependency"'),
+        (
+            {"groups": None, "method": "l1_unstructured", "example_inputs": torch.zeros(1)},
+            'example_inputs= are for groups="dependency"',
+        ),
         ({"frozen": "join"}, 'frozen="join" is not there for groups'),
     ],
 )

@@ -396,7 +396,9 @@ def test_a_second_name_of_a_shared_module_is_kept() -> None:
     ("arguments", "chosen"),
     [
         ({}, ["0.weight", "1.weight"]),
-        ({"spare_outputs": False}, ["0.weight", "1.weight", "2.weight"]),
+        ({"outputs": ()}, ["0.weight", "1.weight", "2.weight"]),
+        ({"outputs": ("0.weight", "2.weight")}, ["1.weight"]),
+        ({"outputs": ("0.weight", "1.weight", "2.weight")}, ["0.weight", "1.weight", "2.weight"]),
         ({"parameters": "*"}, ["0.weight", "1.weight", "2.weight"]),
         ({"exclude": "2.*"}, ["0.weight", "1.weight"]),
         ({"exclude": ["0.*", "1.*"]}, ["2.weight"]),
@@ -404,5 +406,5 @@ def test_a_second_name_of_a_shared_module_is_kept() -> None:
 )
 def test_what_makes_the_outputs_is_spared(arguments: dict[str, Any], chosen: list[str]) -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 2), nn.BatchNorm1d(2))
-    arguments = {"parameters": None, "exclude": None, "join": False, "spare_outputs": True, **arguments}
+    arguments = {"parameters": None, "exclude": None, "join": False, "outputs": ("2.weight",), **arguments}
     assert names(select_trainable(net, **arguments)[0]) == chosen
