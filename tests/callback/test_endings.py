@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -23,7 +24,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.tuner import Tuner
 
-from lightning_prune import Cubic, Linear, PruningCallback, PruningWarning
+from lightning_prune import Cubic, Linear, PruningCallback, PruningWarning, report
 from tests.expected import ENDED_EARLY, FEW_SELECTED
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 
@@ -288,6 +289,19 @@ def test_exceptions_and_their_checkpoint(
     assert [event[1] for event in after.seen] == [3, 4, 5]
     assert zeros(resumed) == 141
     assert is_plain(resumed)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("loss")])
+def test_only_a_fit_that_ends_well_shows_what_was_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    shown: list[report.Summary] = []
+    monkeypatch.setattr(report, "show", shown.append)
+    callback = PruningCallback(amount=0.5, epochs=[1])
+    others = [] if error is None else [Once(error)]
+    with contextlib.nullcontext() if error is None else pytest.raises(RuntimeError, match="loss"):
+        trainer(tmp_path, callback, *others, epochs=6).fit(net())
+    assert [table.zeros for table in shown] == ([88] if error is None else [])
 
 
 def test_exception_in_training_step_and_in_validation(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.utils.prune
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -142,6 +142,15 @@ def test_a_frozen_embedding_has_no_sparse_gradients(tmp_path: Any) -> None:
     chosen = ["table.weight", "first.weight"]
     trainer(tmp_path, PruningCallback(amount=8, parameters=chosen, epochs=[0], verbose=False), epochs=1).fit(model)
     assert (zeros(model, "first.weight"), zeros(model, "table.weight")) == (8, 8)
+
+
+def test_two_tools_that_prune_in_one_trainer_are_refused(tmp_path: Path) -> None:
+    model = net()
+    before = model.first.weight.detach().clone()
+    other = ModelPruning("l1_unstructured", [(model.first, "weight")], amount=0.5)
+    with pytest.raises(ValueError, match="a ModelPruning callback prunes in the same Trainer"):
+        trainer(tmp_path, PruningCallback(amount=0.5, verbose=False), other).fit(model)
+    assert torch.equal(model.first.weight, before)
 
 
 def test_a_function_as_amount_is_refused_with_what_decides_instead() -> None:
