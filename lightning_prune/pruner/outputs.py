@@ -14,6 +14,7 @@ from torch.autograd.graph import Node
 from lightning_prune.prune.sharded.tensors import is_sharded
 from lightning_prune.prune.whole_model import remove_all
 from lightning_prune.pruner.calling import call, example_inputs_of, tensors_in
+from lightning_prune.targets.layouts import EMBEDDINGS
 from lightning_prune.targets.select import Target, all_targets, layers_of
 
 
@@ -66,13 +67,13 @@ def find_outputs(model: nn.Module, example_inputs: Any = None) -> Outputs:
                 raise ValueError(
                     f"{type(model).__name__} cannot be called with the example inputs: {type(error).__name__}: {error}"
                 ) from error
-            names = ()
-        if names:
+            names = None
+        if names is not None:
             return Outputs(names, traced=True)
     return Outputs(tuple(t.name for t in layers_of(model)[-1:]), traced=False)
 
 
-def _traced(model: nn.Module, example_inputs: Any) -> tuple[str, ...]:
+def _traced(model: nn.Module, example_inputs: Any) -> tuple[str, ...] | None:
     probe = remove_all(copy.deepcopy(model)).eval()
     for parameter in probe.parameters():
         parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
@@ -90,19 +91,23 @@ def _traced(model: nn.Module, example_inputs: Any) -> tuple[str, ...]:
     devices = {p.device.index for p in probe.parameters() if p.is_cuda}
     with torch.random.fork_rng([d for d in devices if d is not None]), torch.enable_grad():
         found = tensors_in(call(probe, example_inputs_of(probe, example_inputs)))
-    layers = layers_of(probe, any_layout=True)
-    held = {module: _held(module, called, layers) for module in {*made.values()}}
+    layers = {t.name for t in layers_of(probe, any_layout=True)}
+    using = [t for t in all_targets(probe) if t.name in layers or any(isinstance(m, EMBEDDINGS) for m, _ in t.owners)]
+    held = {module: _held(module, called, using) for module in {*made.values()}}
     nearest = _nearest(found, {node: module for node, module in made.items() if held[module]})
-    names = {t.name for module in nearest for t in held[module][-1:] if t.output_dim is not None}
-    return tuple(t.name for t in all_targets(probe) if t.name in names)
+    names = {held[module][-1].name for module in nearest}
+    return tuple(t.name for t in layers_of(probe) if t.name in names) if nearest else None
 
 
-def _held(module: nn.Module, called: Collection[nn.Module], layers: Sequence[Target]) -> list[Target]:
-    """The weights that a call of a module uses itself, without calling modules inside it; none of one that calls."""
+def _held(module: nn.Module, called: Collection[nn.Module], using: Sequence[Target]) -> list[Target]:
+    """The weights that a call of a module uses itself, without calling modules inside it; none of one that calls.
+
+    The weights of an embedding may be those of a layer behind it, too.
+    """
     inside = set(module.modules())
-    if any(child in called for child in inside - {module}):
+    if isinstance(module, EMBEDDINGS) or any(child in called for child in inside - {module}):
         return []
-    return [t for t in layers if any(owner in inside for owner, _ in t.owners)]
+    return [t for t in using if any(owner in inside for owner, _ in t.owners)]
 
 
 def _nearest(outputs: Iterable[Tensor], made: dict[Node, nn.Module]) -> set[nn.Module]:

@@ -15,6 +15,9 @@ from lightning_prune.targets.target import Target, all_targets
 
 __all__ = ["Target", "all_targets", "describe_targets", "listing", "names_matching", "select", "select_trainable"]
 
+_BIASES = re.compile(r"^bias|(^|_)bias(es)?(_|$)")
+"""Names of biases, also of those of two or more dimensions, as attention adds to its scores."""
+
 _NOT_WEIGHTS = re.compile(r"embed|(^|_)pos(_|$)|position|token")
 """Names of parameters that are added to activations or stand for inputs, as the places of a vision transformer."""
 
@@ -133,7 +136,7 @@ def _objection(target: Target, frozen: bool) -> str | None:
         return f"originals of a parametrization: {target.origins[0].name} is computed from it"
     if not (parameter.is_floating_point() or parameter.is_complex()):
         return str(parameter.dtype)
-    if any(name.startswith("bias") for name in names):
+    if any(_BIASES.search(name) for name in names):
         return "biases"
     if any(isinstance(place.module, NORMS) for place in target.places):
         return "norms"

@@ -66,6 +66,18 @@ class Functional(nn.Module):
         return linear(linear(x, self.a.weight), self.b.weight)
 
 
+class Tied(nn.Module):
+    """Its outputs are made by the weights of its embedding, which is not pruned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.embedding(x.abs().long())))
+
+
 class Failing(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         raise KeyError("batch")
@@ -78,6 +90,7 @@ class Failing(nn.Sequential):
         (Summed(), (5, 4), ("a.weight", "c.weight")),
         (Attending(), (5, 3, 4), ("attention.out_proj.weight",)),
         (Functional(), (5, 4), ("b.weight",)),
+        (Tied(), (5, 4), ()),
         (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 2, 3)), (1, 1, 8, 8), ("2.weight",)),
         (nn.Sequential(nn.Linear(4, 3), nn.LSTM(3, 5)), (5, 2, 4), ("1.weight_hh_l0",)),
         (nn.Sequential(nn.Linear(4, 3).requires_grad_(False), nn.Dropout()), (2, 4), ("0.weight",)),

@@ -338,6 +338,8 @@ class Vision(nn.Module):
         self.pos_embed = nn.Parameter(torch.ones(1, 5, 4))
         self.register_tokens = nn.Parameter(torch.ones(3, 4))
         self.relative_position_table = nn.Parameter(torch.ones(9, 2))
+        self.attention_biases = nn.Parameter(torch.ones(4, 16))
+        self.rel_bias = nn.Parameter(torch.ones(4, 16))
         self.scale = nn.Parameter(torch.ones(1, 4, 4))
         self.experts = nn.Parameter(torch.ones(2, 4, 4))
         self.proj = nn.Linear(4, 4)
@@ -346,6 +348,8 @@ class Vision(nn.Module):
 def test_parameters_that_are_no_weights_are_not_selected_by_default() -> None:
     assert names(select(Vision())) == ["experts", "proj.weight"]
     assert names(select(Vision(), ["pos_embed"])) == ["pos_embed"]
+    with pytest.raises(ValueError, match=r"attention_biases \(biases\)"):
+        select(Vision(), "attention*")
     with pytest.raises(ValueError, match=r"pos_embed \(embeddings and other parameters that are not weights\)"):
         select(Vision(), "pos*")
 
