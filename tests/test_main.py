@@ -145,3 +145,10 @@ def test_places_that_cannot_be_written_are_one_line(tmp_path, capsys, command, n
     assert message in err
     assert err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.pt"]
+
+
+def test_a_command_is_needed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert capsys.readouterr().out == ""
