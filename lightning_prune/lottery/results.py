@@ -132,7 +132,8 @@ class LotteryResults:
         """Plain aligned text.
 
         Args:
-            metric: Name of a test metric or ``"early_stopping_step"``; the first test metric by default.
+            metric: Name of a test metric or ``"early_stopping_step"``; the first test metric by default, if there is
+                one.
 
         Raises:
             ValueError: If there is no such metric.
@@ -150,7 +151,8 @@ class LotteryResults:
         """A rich table.
 
         Args:
-            metric: Name of a test metric or ``"early_stopping_step"``; the first test metric by default.
+            metric: Name of a test metric or ``"early_stopping_step"``; the first test metric by default, if there is
+                one.
 
         Raises:
             ValueError: If there is no such metric.
@@ -169,7 +171,8 @@ class LotteryResults:
         """The metric against the share of weights remaining: mean and standard deviation over seeds, a line per arm.
 
         Args:
-            metric: Name of a test metric or ``"early_stopping_step"``; the first test metric by default.
+            metric: Name of a test metric or ``"early_stopping_step"``; the first test metric by default, if there is
+                one.
             ax: A matplotlib axis; a new one by default.
 
         Returns:
@@ -207,8 +210,8 @@ class LotteryResults:
         ]
 
     def _known(self, metric: str | None) -> str:
-        if metric is None and self.metrics:
-            return self.metrics[0]
+        if metric is None:
+            return self.metrics[0] if self.metrics else EARLY_STOPPING
         if metric != EARLY_STOPPING and metric not in self.metrics:
             raise ValueError(f"metric={metric!r} is unknown; known are {', '.join([*self.metrics, EARLY_STOPPING])}")
         return metric

@@ -63,6 +63,13 @@ def test_text_of_steps() -> None:
     ]
 
 
+def test_networks_whose_test_logs_nothing_are_shown_by_their_steps() -> None:
+    rows = [LotteryRow(0, "dense", 0, 1.0, 100, 60), LotteryRow(1, "ticket", 0, 0.5, 50, 40)]
+    results = LotteryResults(rows)
+    assert str(results) == results.text("early_stopping_step")
+    assert results._repr_html_().count("<tr") == 3
+
+
 def test_rich_table_says_the_same() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
     console.print(RESULTS)
