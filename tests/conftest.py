@@ -4,16 +4,8 @@ Nor do examples of hypothesis have a time limit: how long one takes says somethi
 """
 
 import hypothesis
-import pytest
 import torch
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each file, and the whole folder whose tests share launches of several ranks, stays in one process."""
-    for item in items:
-        shared = "distributed" in item.path.parts
-        item.add_marker(pytest.mark.xdist_group("distributed" if shared else str(item.path)))

@@ -46,7 +46,13 @@ def launch(ranks: int, folder: Path, seconds: float = 600) -> list[Results]:
     for process, text in zip(processes, output, strict=True):
         if process.returncode:
             raise RuntimeError(f"a worker ended with {process.returncode}:\n{text[-4000:]}")
-    return [torch.load(_path(folder, ranks, rank), weights_only=False) for rank in range(ranks)]
+    return saved(ranks, folder)
+
+
+def saved(ranks: int, folder: Path) -> list[Results]:
+    """What all ranks saved, nothing if they have not."""
+    paths = [_path(folder, ranks, rank) for rank in range(ranks)]
+    return [torch.load(path, weights_only=False) for path in paths] if all(path.exists() for path in paths) else []
 
 
 def work(checks: Mapping[str, Check]) -> None:
