@@ -12,6 +12,7 @@ def _expected(message: str) -> pytest.MarkDecorator:
 ENDED_EARLY = _expected("the fit ended")
 FEW_SELECTED = _expected("only .* weights")
 MOVED = _expected("training moved masked weights")
+LAST_STAYS = _expected("amount=.* asks for more than goes")
 NOTHING_LEFT = _expected("nothing was left to prune")
 DEAD = _expected(".* is dead")
 CUT_OFF = _expected(".* is cut off")

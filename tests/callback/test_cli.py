@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_prune import Cubic, Demand, PruningCallback, Steps
 from lightning_prune.prune import BasePruningMethod
-from tests.expected import FEW_SELECTED
+from tests.expected import FEW_SELECTED, LAST_STAYS
 from tests.models import Net, zeros
 
 pytestmark = FEW_SELECTED
@@ -62,7 +62,11 @@ SCHEDULE = {"class_path": "lightning_prune.Cubic", "init_args": {"final": 0.8, "
         ({"amount": 8, "steps": [0, 5], "scope": "global"}, 16),
         ({"method": "random_unstructured", "schedule": SCHEDULE, "seed": 3, "scope": {"max_sparsity": 0.9}}, 141),
         ({"method": "ln_structured", "n": 1, "dim": "out", "amount": 0.5, "epochs": [0], "parameters": "first"}, 64),
-        ({"parameters": ["first.*", "last"], "exclude": "last.*", "amount": 1.0, "epochs": [0]}, 127),
+        pytest.param(
+            {"parameters": ["first.*", "last"], "exclude": "last.*", "amount": 1.0, "epochs": [0]},
+            127,
+            marks=LAST_STAYS,
+        ),
         ({"method": "tests.callback.test_cli.FirstOnes", "method_kwargs": {"count": 5}, "epochs": [2]}, 10),
         ({"method": "torch.nn.utils.prune.L1Unstructured", "amount": 0.25, "epochs": [0]}, 44),
         ({"schedule": SCHEDULE, "scope": {"scope": "global", "overrides": {"last.weight": 0.5}}}, 141),
