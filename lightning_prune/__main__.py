@@ -51,8 +51,11 @@ def _under(keys: Sequence[Sequence[str]]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m lightning_prune", description="Looks at and converts checkpoints.")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    command = "lightning-prune"
+    installed = os.path.splitext(os.path.basename(sys.argv[0]))[0] == command
+    name = command if installed else "python -m lightning_prune"
+    parser = argparse.ArgumentParser(name, description="Looks at and converts checkpoints.")
+    parser.add_argument("--version", action="version", version=f"lightning_prune {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("show", help="print a table of the tensors of a file and their zeros")
     shown.add_argument("file", help="what torch.save, Lightning, safetensors or 'compress' wrote, also a folder of it")

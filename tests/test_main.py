@@ -7,6 +7,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+import lightning_prune
 from lightning_prune import PruningCallback
 from lightning_prune.__main__ import main
 
@@ -152,3 +153,17 @@ def test_a_command_is_needed(capsys):
         main([])
     assert ended.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "lightning_prune"], ["{scripts}/lightning-prune"]], ids=["module", "script"]
+)
+def test_the_version_is_told_with_the_name(command, tmp_path):
+    (tmp_path / "lightning-prune").write_text("from lightning_prune.__main__ import main\nmain()\n")
+    arguments = [part.format(scripts=tmp_path) for part in command]
+    told = subprocess.run([sys.executable, *arguments, "--version"], capture_output=True, text=True, check=True).stdout
+    assert told == f"lightning_prune {lightning_prune.__version__}\n"
+    usage = subprocess.run([sys.executable, *arguments, "-h"], capture_output=True, text=True, check=True).stdout
+    assert usage.startswith(
+        f"usage: {'lightning-prune' if tmp_path.name in arguments[0] else 'python -m lightning_prune'} "
+    )

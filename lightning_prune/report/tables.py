@@ -19,7 +19,7 @@ from lightning_prune.prune.printing import aligned, html_table, terminal
 from lightning_prune.prune.sharded.tensors import is_sharded, nonzero_entries
 from lightning_prune.report.patterns import pattern_of
 from lightning_prune.targets.biases import living_channels
-from lightning_prune.targets.names import listing
+from lightning_prune.targets.names import folded, listing, shortened
 from lightning_prune.targets.patterns import Patterns
 from lightning_prune.targets.select import Target
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COLUMNS = ("tensor", "shape", "weights", "zeros", "sparsity", "dead channels", "share of zeros")
+_WIDTH = 100
+"""Columns of what a fit says."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,18 @@ class Summary:
         """All rows as plain aligned text."""
         return self.text()
 
-    def text(self, limit: int | None = None) -> str:
+    def text(self, limit: int | None = None, width: int | None = None) -> str:
         """Plain aligned text.
 
         Args:
             limit: Show at most so many tensors, the first and the last ones; all by default.
+            width: Leave out the middle of names that make lines longer than so many columns; none by default.
         """
-        table = aligned([_COLUMNS, *_cells(self, limit), *_totals(self)], left=2)
+        lines = [_COLUMNS, *_cells(self, limit), *_totals(self)]
+        if width is not None:
+            rest = len(aligned([line[1:] for line in lines], left=1).partition("\n")[0])
+            lines = [(shortened(name, max(width - rest - 2, 16)), *cells) for name, *cells in lines]
+        table = aligned(lines, left=2)
         return "\n".join([*([printable(self.title)] if self.title else []), table, *self._below()])
 
     def __rich__(self) -> Table:
@@ -208,7 +215,9 @@ def summary(
 
 
 def selection(model: nn.Module, targets: Sequence[Target]) -> str:
-    """What is selected when a fit starts, in lines of at most 100 columns; of many names the first ones.
+    """What is selected when a fit starts, in lines of at most 100 columns.
+
+    More than eight names are told by what they have in common, such as ``layers.*.weight (12)``.
 
     Args:
         model: The whole model.
@@ -223,20 +232,10 @@ def selection(model: nn.Module, targets: Sequence[Target]) -> str:
     whole = sum(p.numel() for p in model.parameters())
     weights = sum(t.parameter.numel() for t in targets)
     tensors = "1 tensor" if len(targets) == 1 else f"{len(targets)} tensors"
-    names = listing([shortened(t.name, 60) for t in targets])
-    text = f"pruning {tensors} with {weights:,} of {whole:,} weights ({weights / whole:.1%}): {names}"
-    return textwrap.fill(text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def shortened(name: str, width: int) -> str:
-    """A long name without its middle.
-
-    Example:
-        >>> shortened("model.encoder.layers.11.attention.weight", 20)
-        'model.enco…on.weight'
-    """
-    half = (width - 1) // 2
-    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}".replace("\n", " ")
+    names = [t.name for t in targets]
+    named = listing([shortened(name, 80) for name in (folded(names) if len(names) > 8 else names)])
+    text = f"pruning {tensors} with {weights:,} of {whole:,} weights ({weights / whole:.1%}): {named}"
+    return textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def end(targets: Sequence[Target], planned: float | None = None) -> Summary:
@@ -255,12 +254,13 @@ def show(table: Summary, file: TextIO | None = None, limit: int | None = 40) -> 
     Args:
         table: What to print.
         file: Where to; the standard output by default.
-        limit: Show at most so many tensors, the first and the last ones; ``None``: all.
+        limit: Show at most so many tensors, the first and the last ones, in plain text with names that leave lines at
+            100 columns; ``None``: all, with whole names.
     """
     file = sys.stdout if file is None else file
     console = terminal(file)
     if console is None:
-        print(table.text(limit), file=file)
+        print(table.text(limit, None if limit is None else _WIDTH), file=file)
     else:
         console.print(table.table(limit))
 

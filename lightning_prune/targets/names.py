@@ -1,8 +1,9 @@
-"""Names of tensors that a pattern means: exact ones, those of a layer, globs."""
+"""Names of tensors: those that a pattern means (exact ones, those of a layer, globs), and many of them in few words."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -39,3 +40,27 @@ def listing(names: Sequence[str], limit: int = 8) -> str:
     """
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def folded(names: Sequence[str]) -> list[str]:
+    """Names in which those that differ by numbers alone are one glob, with how many they are.
+
+    Example:
+        >>> folded(["stem.weight", "layers.0.weight", "layers.1.weight", "head.0.weight"])
+        ['stem.weight', 'layers.*.weight (2)', 'head.0.weight']
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", name), []).append(name)
+    return [found[0] if len(found) == 1 else f"{glob} ({len(found)})" for glob, found in alike.items()]
+
+
+def shortened(name: str, width: int) -> str:
+    """A long name without its middle.
+
+    Example:
+        >>> shortened("model.encoder.layers.11.attention.weight", 20)
+        'model.enco…on.weight'
+    """
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}".replace("\n", " ")

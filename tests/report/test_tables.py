@@ -175,6 +175,24 @@ def test_the_selection_of_a_deep_model_is_told_in_narrow_lines():
     assert max(map(len, told.splitlines())) <= 100
 
 
+def test_many_layers_are_told_by_what_their_names_have_in_common():
+    deep = nn.ModuleDict({"blocks": nn.ModuleList(nn.ModuleList([nn.Linear(2, 2)]) for _ in range(60))})
+    deep["head"] = nn.Linear(2, 2)
+    assert report.selection(deep, select(deep)).endswith(": blocks.*.*.weight (60), head.weight")
+
+
+def test_the_table_at_the_end_of_a_fit_has_narrow_lines_and_the_command_whole_names():
+    name = "a_block_whose_name_is_very_long_and_says_all_that_it_does_and_some_of_what_it_does_not"
+    table, narrow, wide = report.summary(nn.ModuleDict({name: nn.Linear(2, 2)})), io.StringIO(), io.StringIO()
+    report.show(table, narrow)
+    report.show(table, wide, limit=None)
+    lines = narrow.getvalue().splitlines()
+    assert {len(line) for line in lines[1:]} == {100}
+    assert lines[2].startswith("a_block")
+    assert lines[2].split()[0].endswith(".weight")
+    assert f"{name}.weight" in wide.getvalue()
+
+
 def test_tables_for_notebooks():
     table = report.Summary((report.Row("<a>", (2, 3), 6, 3, 2, 0),), title="t")._repr_html_()
     assert "<td>&lt;a&gt;</td><td>2x3</td><td>6</td><td>3</td><td>50.00%</td>" in table
