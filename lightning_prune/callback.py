@@ -26,6 +26,7 @@ from lightning_prune.fit.run import PruningEvent, PruningRun
 from lightning_prune.fit.selection import refuse_overlap
 from lightning_prune.fit.session import Session, settle
 from lightning_prune.fit.settings import Settings
+from lightning_prune.fit.training import Training
 from lightning_prune.prune.warning import PruningWarning
 from lightning_prune.pruner.budgets import Budget, Scope
 from lightning_prune.pruner.criteria.named import CriterionLike
@@ -329,13 +330,14 @@ class PruningCallback(CallbackBase):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Carries out what is due at this epoch."""
         self._scores.epoch_start(trainer)
-        self._tick(trainer, pl_module, only="epoch")
+        self._tick(trainer, pl_module, training_of(trainer, pl_module), only="epoch")
         self._at_work().mend(thoroughly=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Carries out what is due at this step, or at an epoch whose start was skipped, as by some resumed fits."""
-        self._tick(trainer, pl_module)
-        self._at_work().batch_start(training_of(trainer, pl_module))
+        now = training_of(trainer, pl_module)
+        self._tick(trainer, pl_module, now)
+        self._at_work().batch_start(now)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets no gradient move a zero that is kept in place."""
@@ -347,12 +349,13 @@ class PruningCallback(CallbackBase):
         crew = self._crew(trainer)
         if not crew or crew[-1] is not self:
             return
-        if any(session.watching for session in self._sessions(trainer)):
+        sessions = [callback._at_work() for callback in crew]
+        if any(session.watching for session in sessions):
             now = training_of(trainer, pl_module)
             with uninterrupted():
-                done = [session.show_gradients(now, optimizer) for session in self._sessions(trainer)]
-                self._conclude(trainer, pl_module, crew, done)
-        for session in self._sessions(trainer):
+                done = [session.show_gradients(now, optimizer) for session in sessions]
+                self._conclude(trainer, pl_module, now, crew, done)
+        for session in sessions:
             session.mask_gradients(optimizer)
 
     def on_train_batch_end(
@@ -502,7 +505,7 @@ class PruningCallback(CallbackBase):
             )
         return self._session
 
-    def _tick(self, trainer: Trainer, pl_module: LightningModule, only: Clock | None = None) -> None:
+    def _tick(self, trainer: Trainer, pl_module: LightningModule, now: Training, only: Clock | None = None) -> None:
         """Carries out what is due now in plans that count in ``only``; the last of its kind does, for all of them.
 
         So all of them rank the trained weights, before any goes back.
@@ -512,27 +515,28 @@ class PruningCallback(CallbackBase):
         if crew[-1] is not self:
             return
         with ExitStack() as until_settled:
-            done = [callback._prune(trainer, pl_module, only, until_settled) for callback in crew]
-            self._conclude(trainer, pl_module, crew, done)
+            done = [callback._prune(trainer, now, only, until_settled) for callback in crew]
+            self._conclude(trainer, pl_module, now, crew, done)
 
     def _conclude(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
+        now: Training,
         crew: Sequence[PruningCallback],
         done: Sequence[Sequence[PruningEvent]],
     ) -> None:
         """Goes back, erases and tells after events."""
         if not any(done):
             return
-        settle(training_of(trainer, pl_module), [c._at_work() for c in crew], done)
+        settle(now, [c._at_work() for c in crew], done)
         for callback, events in zip(crew, done, strict=True):
             callback._tell(trainer, pl_module, events)
 
     def _prune(
-        self, trainer: Trainer, pl_module: LightningModule, only: Clock | None, until_settled: ExitStack
+        self, trainer: Trainer, now: Training, only: Clock | None, until_settled: ExitStack
     ) -> list[PruningEvent]:
-        session, now = self._at_work(), training_of(trainer, pl_module)
+        session = self._at_work()
         session.watch(now)
         if not session.is_due(now, only):
             return []

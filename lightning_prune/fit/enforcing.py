@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from lightning_prune.fit.erasing import fill_second_moments
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.prune.attribute import Layout
-from lightning_prune.prune.kernels.masking import write_zeros
+from lightning_prune.prune.kernels.masking import ZeroWriter, write_zeros
 from lightning_prune.prune.sharded.tensors import is_sharded, local
 from lightning_prune.targets.select import Target
 
@@ -41,11 +41,19 @@ class _Followed:
     parameter: nn.Parameter
     written: tuple[int, int] | None = None
     handle: Any = None
+    writer: ZeroWriter = field(default_factory=ZeroWriter)
 
     @property
     def now(self) -> tuple[int, int]:
         """Changes whenever the parameter is written into, or given other memory."""
         return self.parameter._version, self.parameter.data_ptr()
+
+    def write_zeros(self, tensor: Tensor, mask: Tensor) -> None:
+        """Writes zeros into the parameter or its gradient."""
+        if is_sharded(tensor):
+            write_zeros(local(tensor), local(mask))
+        else:
+            self.writer(tensor, mask)
 
 
 class Enforcement:
@@ -107,19 +115,21 @@ class Enforcement:
     def follow(self) -> None:
         """Follows the parameters that the targets have now."""
         for target in self._run.targets if self._plain else ():
-            parameter = target.parameter
-            followed = self._followed.get(target)
-            if followed is None or followed.parameter is not parameter:
-                if followed is not None and followed.handle is not None:
-                    followed.handle.remove()
-                followed = self._followed[target] = _Followed(parameter)
-            if followed.handle is None and parameter.requires_grad and not is_sharded(parameter):
-                hook = _MaskGradient(weakref.ref(self), weakref.ref(target))
-                followed.handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        for target in [t for t in self._followed if t not in self._run.targets]:
-            handle = self._followed.pop(target).handle
-            if handle is not None:
-                handle.remove()
+            self._follow(target)
+        if len(self._followed) > len(self._run.targets):
+            for target in self._followed.keys() - set(self._run.targets):
+                _let_go(self._followed.pop(target))
+
+    def _follow(self, target: Target) -> _Followed:
+        parameter, followed = target.parameter, self._followed.get(target)
+        if followed is None or followed.parameter is not parameter:
+            if followed is not None:
+                _let_go(followed)
+            followed = self._followed[target] = _Followed(parameter)
+        if followed.handle is None and parameter.requires_grad and not is_sharded(parameter):
+            hook = _MaskGradient(weakref.ref(self), weakref.ref(target))
+            followed.handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return followed
 
     def mend(self) -> None:
         """Writes the zeros of parameters that somebody else wrote into since they were written last."""
@@ -163,10 +173,11 @@ class Enforcement:
 
     def stop(self) -> None:
         """Follows nothing any more."""
-        handles = [*self._handles, *(f.handle for f in self._followed.values() if f.handle is not None)]
-        self._handles, self._followed = [], {}
-        for handle in handles:
+        for handle in self._handles:
             handle.remove()
+        for followed in self._followed.values():
+            _let_go(followed)
+        self._handles, self._followed = [], {}
 
     def mask_gradient(self, target: Target) -> None:
         """Masks the gradient of a target unless somebody watches; called when it was accumulated."""
@@ -180,7 +191,7 @@ class Enforcement:
             if gradient is None or mask is None:
                 continue
             if gradient.layout is torch.strided:
-                write_zeros(local(gradient.detach()), local(mask))
+                self._follow(target).write_zeros(gradient.detach(), mask)
             else:
                 parameter.grad = _masked_rows(gradient, mask)
 
@@ -196,12 +207,15 @@ class Enforcement:
         fill_second_moments(optimizer, stepped, every=_EVERY)
 
     def _write(self, target: Target) -> None:
-        mask, parameter = target.alive, target.parameter
-        if mask is not None and mask.shape == parameter.shape:
-            write_zeros(local(parameter.detach()), local(mask))
-        followed = self._followed.get(target)
-        if followed is not None:
-            followed.written = followed.now
+        mask, followed = target.alive, self._follow(target)
+        if mask is not None and mask.shape == followed.parameter.shape:
+            followed.write_zeros(followed.parameter.detach(), mask)
+        followed.written = followed.now
+
+
+def _let_go(followed: _Followed) -> None:
+    if followed.handle is not None:
+        followed.handle.remove()
 
 
 class _MaskGradient:

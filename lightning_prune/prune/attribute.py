@@ -71,10 +71,10 @@ def masked_names(module: nn.Module) -> list[str]:
 
 def stored_parameter(module: nn.Module, name: str) -> nn.Parameter:
     """The parameter object behind ``module.name``, pruned or not, also where a parametrization took it over since."""
-    layout = layout_of(module, name)
-    if layout is Layout.PLAIN:
-        return beside.parameter_of(module, name)
-    slot = slot_of(name, layout)
+    entry = beside.entries(module).get(name)
+    if entry is not None:
+        return entry.parameter_in(module, name)
+    slot = slot_of(name, layout_of(module, name))
     if slot not in module._parameters and is_parametrized(module, name):
         return cast(nn.Parameter, cast(nn.ModuleDict, module.parametrizations)[name].original)
     return cast(nn.Parameter, module._parameters[slot])
@@ -82,11 +82,12 @@ def stored_parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 def alive_mask(module: nn.Module, name: str) -> Tensor | None:
     """Boolean mask of a pruned tensor (True = kept), or ``None`` when nothing is pruned."""
+    entry = beside.entries(module).get(name)
+    if entry is not None:
+        return entry.mask_in(module, name)
     layout = layout_of(module, name)
     if layout is None:
         return None
-    if layout is Layout.PLAIN:
-        return beside.mask_of(module, name)
     if layout is Layout.DOCUMENTED:
         return as_bool(cast(Tensor, module._buffers[name + "_mask"]))
     return cast(Masked, module)._kept_masks[name]
@@ -147,9 +148,10 @@ def erase(module: nn.Module, name: str) -> None:
 
 def detach(module: nn.Module, name: str) -> None:
     """Ends the masking: the same parameter object, in its old slot and name, with what was read written into it."""
-    if layout_of(module, name) is Layout.PLAIN:
+    entry = beside.entries(module).get(name)
+    if entry is not None:
         # a parameter of another shape is another tensor by now
-        if stored_parameter(module, name).shape == beside.mask_of(module, name).shape:
+        if entry.parameter_in(module, name).shape == entry.mask.shape:
             erase(module, name)
         beside.drop(module, name)
         return

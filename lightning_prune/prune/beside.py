@@ -32,6 +32,20 @@ class Beside:
     parameter: nn.Parameter
     history: PruningContainer | None = None
 
+    def parameter_in(self, module: nn.Module, name: str) -> nn.Parameter:
+        """The parameter that is pruned: the one in its slot, or the one that left it for a parametrization."""
+        now = module._parameters.get(name)
+        if now is not None:
+            self.parameter = now
+        return self.parameter
+
+    def mask_in(self, module: nn.Module, name: str) -> Tensor:
+        """The mask, on the device of the parameter."""
+        device = self.parameter_in(module, name).device
+        if self.mask.device != device and device.type != "meta":
+            self.mask = self.mask.to(device)
+        return self.mask
+
 
 _table: dict[int, tuple[weakref.ref[nn.Module], dict[str, Beside]]] = {}
 """By the identity of the module: torch's table of that kind takes ten times as long, and each step asks it often."""
@@ -68,21 +82,3 @@ def _forget(key: int, dead: weakref.ref[nn.Module]) -> None:
     """Ends what was kept beside a module with it, unless another one has its identity by now."""
     if _table.get(key, _NOTHING)[0] is dead:
         del _table[key]
-
-
-def parameter_of(module: nn.Module, name: str) -> nn.Parameter:
-    """The parameter that is pruned: the one in its slot, or the one that left it for a parametrization."""
-    entry = entries(module)[name]
-    now = module._parameters.get(name)
-    if now is not None:
-        entry.parameter = now
-    return entry.parameter
-
-
-def mask_of(module: nn.Module, name: str) -> Tensor:
-    """The mask, on the device of the parameter."""
-    entry = entries(module)[name]
-    device = parameter_of(module, name).device
-    if entry.mask.device != device and device.type != "meta":
-        entry.mask = entry.mask.to(device)
-    return entry.mask

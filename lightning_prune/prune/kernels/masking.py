@@ -153,6 +153,47 @@ def write_zeros(tensor: Tensor, mask: Tensor) -> None:
     torch.autograd.graph.increment_version(tensor)  # a view of another dtype has none in inference mode
 
 
+class ZeroWriter:
+    """Writes zeros under a mask that stays the same for many calls.
+
+    Of a small mask it keeps 0 and 1 as integers of the size of the weights too: the product of two tensors of one
+    kind takes half the time of one that widens a mask.
+
+    Example:
+        >>> weight, write = torch.tensor([1.0, torch.nan]), ZeroWriter()
+        >>> write(weight, torch.tensor([True, False]))
+        >>> weight
+        tensor([1., 0.])
+    """
+
+    def __init__(self) -> None:
+        self._mask: Tensor | None = None
+        self._version = 0
+        self._numbers: Tensor | None = None
+
+    def __call__(self, tensor: Tensor, mask: Tensor) -> None:
+        """Does what :func:`write_zeros` does.
+
+        Args:
+            tensor: Any tensor.
+            mask: Boolean, its shape, on its device.
+        """
+        tensor = tensor.detach()
+        if mask.numel() < _PIECE and _is_plain(tensor) and not mask.is_inference():
+            bits = _bits(tensor)
+            bits.mul_(self._widened(mask, bits.dtype))
+            torch.autograd.graph.increment_version(tensor)  # a view of another dtype has none in inference mode
+        else:
+            write_zeros(tensor, mask)
+
+    def _widened(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        numbers = self._numbers
+        if mask is not self._mask or mask._version != self._version or numbers is None or numbers.dtype is not dtype:
+            numbers = self._numbers = mask.view(torch.uint8).to(dtype)
+            self._mask, self._version = mask, mask._version
+        return numbers
+
+
 def zero_under(tensor: Tensor, mask: Tensor) -> bool:
     """Whether a tensor is 0 wherever the mask is False.
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_prune.prune.kernels import masking
-from lightning_prune.prune.kernels.masking import masked, write_zeros, zero_under
+from lightning_prune.prune.kernels.masking import ZeroWriter, masked, write_zeros, zero_under
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [*FLOATS, torch.complex64, torch.complex128]
@@ -64,9 +64,10 @@ def test_values_are_those_of_where_to_the_bit(dtype: torch.dtype, shape: tuple[i
     tensor = values(dtype, shape)
     for mask in masks(tensor):
         assert_same_bits(masked(tensor, mask), expected(tensor, mask))
-        written = tensor.clone()
-        write_zeros(written, mask.bool())
-        assert_same_bits(written, expected(tensor, mask))
+        for write in (write_zeros, ZeroWriter()):
+            written = tensor.clone()
+            write(written, mask.bool())
+            assert_same_bits(written, expected(tensor, mask))
 
 
 @settings(max_examples=100, deadline=None)
@@ -77,9 +78,10 @@ def test_any_bits(data: st.DataObject, dtype: torch.dtype, size: int) -> None:
     raw = data.draw(st.binary(min_size=width * size, max_size=width * size))
     tensor = torch.frombuffer(bytearray(raw), dtype=dtype)
     keep = torch.tensor(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)))
-    written = tensor.clone()
-    write_zeros(written, keep)
-    assert_same_bits(written, expected(tensor, keep))
+    for write in (write_zeros, ZeroWriter()):
+        written = tensor.clone()
+        write(written, keep)
+        assert_same_bits(written, expected(tensor, keep))
     assert torch.equal(masked(tensor, keep), expected(tensor, keep)) or bool(tensor[keep].isnan().any())
     assert zero_under(tensor, keep) == (int(tensor[~keep].count_nonzero()) == 0)
 
@@ -143,9 +145,10 @@ def test_the_format_of_memory_is_kept(mask_too: bool) -> None:
     tensor = values(torch.float32, (4, 3, 2, 2)).to(memory_format=torch.channels_last)
     mask = torch.rand(4, 3, 2, 2) < 0.5
     mask = mask.to(memory_format=torch.channels_last) if mask_too else mask
-    got, wanted = masked(tensor, mask), expected(tensor, mask)
+    got, wanted, other = masked(tensor, mask), expected(tensor, mask), tensor.clone()
     write_zeros(tensor, mask)
-    for result in (got, tensor):
+    ZeroWriter()(other, mask)
+    for result in (got, tensor, other):
         assert_same_bits(result, wanted)
         assert result.stride() == (12, 1, 6, 3)
 
@@ -194,17 +197,32 @@ def test_strides_of_dimensions_of_size_one_are_kept(mask_too: bool) -> None:
     assert torch.equal(masked(weight, mask), torch.where(mask, weight, 0))
 
 
-def test_writing_into_shared_memory_is_refused() -> None:
+def test_a_writer_sees_another_mask_and_other_numbers() -> None:
+    write, mask, other = ZeroWriter(), torch.tensor([True, False, True, False]), torch.tensor([False, True, True, True])
+    for dtype in (*FLOATS, torch.float32):
+        for alive in (mask, other, mask):
+            written = torch.full((4,), math.inf, dtype=dtype)
+            write(written, alive)
+            assert torch.equal(written != 0, alive)
+    mask.logical_not_()
+    written = torch.ones(4)
+    write(written, mask)
+    assert written.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("write", [write_zeros, ZeroWriter()])
+def test_writing_into_shared_memory_is_refused(write: Callable[[Tensor, Tensor], None]) -> None:
     with pytest.raises(RuntimeError, match="more than one element"):
-        write_zeros(torch.ones(1).expand(3, 4), torch.rand(3, 4) < 0.5)
+        write(torch.ones(1).expand(3, 4), torch.rand(3, 4) < 0.5)
 
 
-def test_writing_inside_of_transforms() -> None:
+@pytest.mark.parametrize("write", [write_zeros, ZeroWriter()])
+def test_writing_inside_of_transforms(write: Callable[[Tensor, Tensor], None]) -> None:
     mask = torch.rand(4, 3) < 0.5
 
     def sparse(x: Tensor) -> Tensor:
         x = x.clone()
-        write_zeros(x, mask)
+        write(x, mask)
         return x
 
     batch = torch.randn(2, 4, 3)
@@ -224,11 +242,12 @@ def test_modes_around_parts_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_writing_is_seen_by_autograd(mode: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("write", [write_zeros, ZeroWriter()])
+def test_writing_is_seen_by_autograd(write: Callable[[Tensor, Tensor], None], mode: Callable[[], Any]) -> None:
     weight = torch.ones(6, requires_grad=True)
     loss = (weight * weight).sum()
     with mode():
-        write_zeros(weight, torch.arange(6) < 3)
+        write(weight, torch.arange(6) < 3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
