@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Adagrad, Optimizer
 
-from lightning_prune.prune.kernels.arrays import Array, as_array, positions, put
+from lightning_prune.fit.moved import Moved
+from lightning_prune.prune.kernels.arrays import put
 from lightning_prune.prune.kernels.masking import sum_where, write_zeros
-from lightning_prune.prune.sharded.masks import both, unlike
 from lightning_prune.prune.sharded.tensors import dead_entries, holders_of, is_sharded, local
 from lightning_prune.targets.select import Target
 
@@ -74,36 +74,33 @@ def fill_second_moments(optimizer: Optimizer, targets: Iterable[Target], every: 
 
 
 @torch.no_grad()
-def begin_anew(
-    masks: Mapping[Target, tuple[Tensor, Tensor]], optimizers: Iterable[Optimizer], copies: Iterable[nn.Module]
-) -> None:
+def begin_anew(moved: Mapping[Target, Moved], optimizers: Iterable[Optimizer], copies: Iterable[nn.Module]) -> None:
     """Lets the weights of some tensors that were masked or came back begin as ones that were never trained.
 
     They become 0, and so do all states that optimizers have of them, but second moments, which become the mean of the
     weights that stayed. They are few, so they are written one by one; what is neither stays as it is.
 
     Args:
-        masks: For each tensor its masks before and after, split like it.
+        moved: What moved in each tensor.
         optimizers: All optimizers of the run; L-BFGS starts its memory afresh.
         copies: Other modules that hold the same parameters by the same names, such as averaged models.
     """
     averages, stepping = [_by_name(copy) for copy in copies], [*optimizers]
     for optimizer in stepping:
-        _forget_directions(optimizer, masks)
-    for target, (before, after) in masks.items():
-        stayed, moved = both(before, after), positions(as_array(local(unlike(before, after))))
-        means = {id(m): _mean_where(m, stayed) for o in stepping for m in _second_moments(o, target)}
+        _forget_directions(optimizer, moved)
+    for target, move in moved.items():
+        means = {id(m): _mean_where(m, move.stayed) for o in stepping for m in _second_moments(o, target)}
         states = [state for o in stepping for state in o.state.get(target.parameter, {}).values()]
         for tensor in (target.parameter, *(held.get(target.name) for held in averages), *states):
-            _restart(tensor, stayed, moved, means.get(id(tensor), 0.0))
+            _restart(tensor, move, means.get(id(tensor), 0.0))
 
 
-def _restart(tensor: object, stayed: Tensor, moved: Array, value: float) -> None:
+def _restart(tensor: object, move: Moved, value: float) -> None:
     """Writes a number where entries moved into what has one for each; of few bits, zeros in all that did not stay."""
-    if not _is_written(tensor):
-        _erase(stayed, tensor)
-    elif tensor.shape == stayed.shape:
-        put(local(tensor.detach()), moved, value if 0 < value < math.inf else 0.0)
+    if _is_of_few_bits(tensor):
+        _erase(move.stayed, tensor)
+    elif _is_written(tensor) and tensor.shape == move.after.shape:
+        put(local(tensor.detach()), move.places, value if 0 < value < math.inf else 0.0)
         torch.autograd.graph.increment_version(tensor)
 
 

@@ -21,10 +21,11 @@ from lightning_prune.checkpoint import pack_whole, unpack
 from lightning_prune.fit.erasing import begin_anew
 from lightning_prune.fit.limits import Limits
 from lightning_prune.fit.means import Means
+from lightning_prune.fit.moved import Moved
 from lightning_prune.fit.regrowth import Regrowth
 from lightning_prune.fit.run import PruningRun
 from lightning_prune.fit.training import Training
-from lightning_prune.prune.sharded.masks import either, moved_mask, unlike
+from lightning_prune.prune.sharded.masks import moved_mask
 from lightning_prune.prune.sharded.tensors import cut, dead_entries, local, split_like
 from lightning_prune.schedules.plan import Clock
 from lightning_prune.schedules.regrow import Regrow
@@ -116,11 +117,11 @@ class Regrowing:
         before = {target: mask for target in due if (mask := target.alive) is not None}
         key = f"regrow {max(due.values())} {next(iter(due)).name}"
         after = self._run.move(lambda: {t: self._mask(t, mask, due[t]) for t, mask in before.items()}, key)
-        moved = {target: (before[target], mask) for target, mask in after.items()}
+        moved = {target: Moved(before[target], mask) for target, mask in after.items()}
         begin_anew(moved, training.optimizers, training.averages())
-        for target, mask in after.items():
-            self._moved[target.name] = (mask.numel() - dead_entries(unlike(before[target], mask))) // 2
-            self._ever[target.name] = either(self._ever.get(target.name, before[target]), mask)
+        for target, move in moved.items():
+            self._moved[target.name] = move.number
+            self._ever[target.name] = move.ever(self._ever.get(target.name))
         if max(due.values()) > self._time:
             self._updates, self._time = self._updates + 1, max(due.values())
         self._run.regrowth = self._told()

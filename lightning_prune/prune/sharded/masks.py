@@ -140,16 +140,6 @@ def both(mask: Tensor, other: Tensor) -> Tensor:
     return split_like(torch.logical_and(local(mask), local(other)), mask)
 
 
-def either(mask: Tensor, other: Tensor) -> Tensor:
-    """A new mask of what either of two masks keeps that are split alike."""
-    return split_like(torch.logical_or(local(mask), local(other)), mask)
-
-
-def unlike(mask: Tensor, other: Tensor) -> Tensor:
-    """A new mask of where two masks differ that are split alike."""
-    return split_like(torch.logical_xor(local(mask), local(other)), mask)
-
-
 def _order(values: Tensor) -> Tensor:
     """Numbers of zero and above in the order of some values, which float64 holds exactly."""
     bits = (values.float() + 0.0).view(torch.int32).long()  # 0.0 makes a zero of the negative one
