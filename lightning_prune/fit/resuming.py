@@ -57,7 +57,7 @@ class Kept(Saved):
 
     def means_something(self, settings: Settings) -> bool:
         """Whether it was made under these settings."""
-        return self.state.get("settings") in (None, settings.values())
+        return self.state.get("settings") in (None, settings.values)
 
 
 def require_readable(state: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ def require_same_plan(saved: Saved, settings: Settings) -> None:
         return
     lines = [
         f"  {place}: {short(then)} there, {short(now)} here"
-        for place, then, now in differences(theirs, settings.values())
+        for place, then, now in differences(theirs, settings.values)
     ]
     if lines:
         raise ValueError(

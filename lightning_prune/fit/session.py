@@ -56,6 +56,7 @@ class Session:
     ) -> None:
         run = settings.run_of(training.model, alone=not several_ranks())
         self.settings = settings
+        self._values = settings.values
         self.model = training.model
         self.watchers: list[Watcher] = []
         self.waits = not settings.by_weights and settings.criterion.needs not in ("nothing", "model")
@@ -292,14 +293,14 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """All that resuming needs, as tensors and plain types."""
         self._enforcement.write_zeros()
-        state = {**self.run.state_dict(), "settings": self.settings.values(), "rewind": self._rewinder.state_dict()}
+        state = {**self.run.state_dict(), "settings": self._values, "rewind": self._rewinder.state_dict()}
         scores = {} if self.run.scorer is None else self.run.scorer.state_dict(self.run.ranked)
         regrow = {} if self._regrowing is None else {"regrow": self._regrowing.state_dict()}
         return state | ({"scores": scores} if scores else {}) | regrow
 
     def _state_later(self) -> Later:
         """The state of now, of which each rank keeps its part until somebody reads it."""
-        of_run, settings, rewinder = self.run.state_later(), self.settings.values(), self._rewinder
+        of_run, settings, rewinder = self.run.state_later(), self._values, self._rewinder
         regrown = None if self._regrowing is None else self._regrowing.state_later()
         return Later(
             lambda: {

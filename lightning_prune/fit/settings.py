@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -180,8 +181,12 @@ class Settings:
         """Whether weights are ranked by themselves."""
         return isinstance(self.criterion, Magnitude)
 
+    @cached_property
     def values(self) -> dict[str, Plain]:
-        """What a run that is resumed must have in common with the one before, as plain values."""
+        """What a run that is resumed must have in common with the one before, as plain values.
+
+        They are noted before the first fit, in which callable objects of the user's may change.
+        """
         return {
             "method": plain_value(self.recipe),
             "plan": plain_value(self.plan),

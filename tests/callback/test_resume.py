@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch import Tensor
 
 from lightning_prune import Budget, Linear, PruningCallback, Rewind
 from lightning_prune.checkpoint import unpack
+from lightning_prune.targets.target import Target
 from tests.expected import ENDED_EARLY, FEW_SELECTED, MOVED
 from tests.models import Net, Recorder, is_plain, net, trainer, zeros
 from tests.resume import OPTIMIZERS, PLANS, go, make
@@ -232,6 +235,34 @@ def test_the_state_of_another_plan_is_refused(tmp_path: Path, arguments: dict[st
     with pytest.raises(ValueError, match=f"(?s)another pruning plan.*{described}"):
         trainer(tmp_path, PruningCallback(**arguments)).fit(model, ckpt_path=path)
     assert is_plain(model)
+
+
+class Counting:
+    """Scores of one's own, by an object that changes with each call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, targets: Sequence[Target]) -> list[Tensor]:
+        self.calls += 1
+        return [t.parameter.detach().abs() for t in targets]
+
+
+def test_an_object_that_changes_while_it_scores_can_go_on(tmp_path: Path) -> None:
+    """In a new fit, and in a second one of the same callback, where its masks are kept."""
+    plan: dict[str, Any] = {"amount": 0.3, "epochs": [1, 2], "scope": "global", "verbose": False}
+    keep = ModelCheckpoint(tmp_path, every_n_epochs=2)
+    callback = PruningCallback(criterion=Counting(), **plan)
+    model = net()
+    trainer(tmp_path, callback, keep, epochs=3).fit(model)
+    assert zeros(model) == 53 + 37
+    again = net()
+    trainer(tmp_path, PruningCallback(criterion=Counting(), **plan), epochs=3).fit(
+        again, ckpt_path=keep.best_model_path
+    )
+    assert all(torch.equal(p, again.state_dict()[name]) for name, p in model.state_dict().items())
+    trainer(tmp_path, callback, epochs=3).fit(model)
+    assert zeros(model) == 53 + 37 + 26 + 18
 
 
 def test_the_state_of_another_selection_is_refused(tmp_path: Path) -> None:

@@ -21,15 +21,23 @@ WORKERS = "tests.distributed.workers"
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))  # noted before a fit, after which Lightning deletes it
 
 
-def launch(ranks: int, folder: Path, seconds: float = 600) -> list[Results]:
-    """Starts the workers of all ranks, as ``torchrun`` would, and loads what each one saved."""
+def launch(ranks: int, folder: Path) -> list[Results]:
+    """Starts the workers of all ranks, and loads what each one saved."""
+    for code, text in run(ranks, WORKERS, folder):
+        if code:
+            raise RuntimeError(f"a worker ended with {code}:\n{text[-4000:]}")
+    return saved(ranks, folder)
+
+
+def run(ranks: int, module: str, folder: Path, seconds: float = 600) -> list[tuple[int, str]]:
+    """Runs a module in a process for each rank, as ``torchrun`` would: exit codes, and what was printed."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", WORKERS, str(folder)],
+            [sys.executable, "-W", "ignore", "-m", module, str(folder)],
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -43,10 +51,7 @@ def launch(ranks: int, folder: Path, seconds: float = 600) -> list[Results]:
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, output, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"a worker ended with {process.returncode}:\n{text[-4000:]}")
-    return saved(ranks, folder)
+    return [(process.returncode, text) for process, text in zip(processes, output, strict=True)]
 
 
 def saved(ranks: int, folder: Path) -> list[Results]:

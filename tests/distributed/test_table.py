@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
 from tests.distributed.launch import Results, result
 from tests.distributed.models import Fitted, dead, largest_difference
 from tests.distributed.test_sharded import same_zeros
-from tests.distributed.workers_table import LAYOUTS, PRUNINGS, RESUMED, alone, pruning_of
+from tests.distributed.workers_table import LAYOUTS, PRUNINGS, RESUMED, alone, file_of, pruning_of
 
 LAUNCHES = {2: "two", 3: "three", 4: "four"}
 CELLS = [(ranks, layout) for ranks, layouts in LAYOUTS.items() for layout in layouts]
@@ -54,3 +55,29 @@ def test_resumed_is_bit_equal(request: pytest.FixtureRequest, ranks: int, layout
     for straight, rest in result(results, f"{layout}, {name}, resumed"):
         assert largest_difference(straight, rest) == 0
         assert 0 < dead(rest) < 354
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(("ranks", "layout"), [(ranks, layout) for ranks, layout in CELLS if ranks != 4])
+def test_resumed_on_more_ranks(
+    request: pytest.FixtureRequest, single: functools._lru_cache_wrapper[Fitted], ranks: int, layout: str, name: str
+) -> None:
+    """On two what one process saved, on three what two did."""
+    results: list[Results] = request.getfixturevalue(LAUNCHES[ranks])
+    expected = single(name, "adamw")
+    for fitted in result(results, f"{layout}, {name}, elsewhere"):
+        assert same_zeros(expected, fitted)
+        assert largest_difference(expected, fitted) < 1e-5
+        assert fitted["plain"]
+
+
+@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("layout", LAYOUTS[2])
+def test_resumed_in_one_process(
+    two: list[Results], single: functools._lru_cache_wrapper[Fitted], folder: Path, layout: str, name: str
+) -> None:
+    result(two, f"{layout}, {name}, resumed")
+    fitted = alone(folder, "adamw", pruning_of(name), ckpt_path=folder / f"{file_of(layout, name, 2)}.ckpt")
+    expected = single(name, "adamw")
+    assert same_zeros(expected, fitted)
+    assert largest_difference(expected, fitted) < 1e-5

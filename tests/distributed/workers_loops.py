@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lightning_prune import Cubic, Linear, Pruning, PruningCallback
+from lightning_prune import Constant, Cubic, Linear, Pruning, PruningCallback, RigL, Taylor
 from lightning_prune.prune.sharded.tensors import whole
 from tests.distributed.launch import RANKS, Check, rank
 from tests.distributed.models import GLOBAL_BATCH, Mlp
@@ -27,9 +27,24 @@ from tests.models import OPTIMIZERS, random_data, trainer
 PLANS: dict[str, dict[str, Any]] = {
     "epochs": {"schedule": Linear(final=0.8, initial=0.2, end=3), "scope": "global"},
     "steps": {"schedule": Cubic(final=0.9, begin=2, end=14, every=3, unit="step"), "scope": "global"},
+    "taylor": {
+        "criterion": Taylor(batches=2),
+        "schedule": Cubic(final=0.9, begin=2, end=14, every=3, unit="step"),
+        "scope": "global",
+    },
+    "rigl": {"schedule": Constant(final=0.8), "scope": "erk", "regrow": RigL(every=3, until=15, unit="step", window=2)},
+    "groups": {
+        "method": "ln_structured",
+        "groups": "dependency",
+        "example_inputs": torch.zeros(2, 8),
+        "schedule": Linear(final=0.5, initial=0.2, end=3),
+        "scope": "global",
+    },
 }
 WAYS = [("ddp", "epochs", "SGD", "32-true"), ("ddp", "steps", "AdamW", "bf16-mixed")]
 WAYS += [("sharded", "epochs", "AdamW", "32-true"), ("sharded", "steps", "SGD", "bf16-mixed")]
+WAYS += [(strategy, plan, "AdamW", "32-true") for strategy in ("ddp", "sharded") for plan in ("taylor", "rigl")]
+WAYS += [("ddp", "groups", "SGD", "32-true")]
 
 State = dict[str, Tensor]
 

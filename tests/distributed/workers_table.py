@@ -61,6 +61,7 @@ LAYOUTS: dict[int, tuple[str, ...]] = {
     3: ("partly", "1 x 3"),
     4: ("2 x 2", "1 x 4", "copies"),
 }
+ON_TWO = {"partly": "partly", "1 x 3": "1 x 2"}  # of which three ranks go on
 WIDTH = 24  # tensor parallelism wants hidden units that the ranks share evenly; the 3 and 6 others they do not
 MAKE: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, foreach=False),  # some tensors are DTensors, some are not
@@ -154,11 +155,28 @@ def fit(folder: Path, layout: str, optimizer: str, *callbacks: Any, **kwargs: An
     return workers_sharded.values(model)
 
 
-def alone(folder: Path, optimizer: str, *callbacks: Any) -> Fitted:
+def alone(folder: Path, optimizer: str, *callbacks: Any, **kwargs: Any) -> Fitted:
     """The same in one process."""
     model = Mlp(width=WIDTH)
     model.make = MAKE[optimizer]
-    return models.fit(folder, model, *callbacks)
+    return models.fit(folder, model, *callbacks, **kwargs)
+
+
+def file_of(layout: str, name: str, ranks: int) -> str:
+    """The name of the checkpoint after two of four epochs."""
+    return f"{layout}-{name}-{ranks}".replace(" ", "")
+
+
+def half_alone(folder: Path) -> None:
+    """Two of four epochs in one process, for launches to go on with."""
+    for name in RESUMED:
+        keep = ModelCheckpoint(folder, filename=file_of("alone", name, 1))
+        alone(folder, "adamw", pruning_of(name, allow_unfinished=True), keep, epochs=2)
+
+
+def elsewhere(folder: Path, layout: str, name: str, file: str) -> Fitted:
+    """The other two epochs, from what another number of ranks saved."""
+    return fit(folder, layout, "adamw", pruning_of(name), ckpt_path=folder / f"{file}.ckpt")
 
 
 def cell(folder: Path, layout: str, name: str, optimizer: str) -> Fitted:
@@ -167,7 +185,7 @@ def cell(folder: Path, layout: str, name: str, optimizer: str) -> Fitted:
 
 def resumed(folder: Path, layout: str, name: str) -> tuple[Fitted, Fitted]:
     """In one go, and from a checkpoint after two of four epochs."""
-    keep = ModelCheckpoint(folder, filename=f"{layout}-{name}-{RANKS}".replace(" ", ""))
+    keep = ModelCheckpoint(folder, filename=file_of(layout, name, RANKS))
     half = pruning_of(name, allow_unfinished=True)
     fit(folder, layout, "adamw", half, keep, epochs=2, enable_checkpointing=True)
     rest = fit(folder, layout, "adamw", pruning_of(name), ckpt_path=keep.best_model_path)
@@ -181,4 +199,7 @@ def checks(ranks: int) -> dict[str, Check]:
     }
     for layout, name in itertools.product(LAYOUTS[ranks] if ranks != 3 else (), RESUMED):
         found[f"{layout}, {name}, resumed"] = partial(resumed, layout=layout, name=name)
+    for layout, name in itertools.product(LAYOUTS[ranks] if ranks != 4 else (), RESUMED):
+        file = file_of("alone", name, 1) if ranks == 2 else file_of(ON_TWO[layout], name, 2)
+        found[f"{layout}, {name}, elsewhere"] = partial(elsewhere, layout=layout, name=name, file=file)
     return found
