@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 import torch
 from lottery_ticket import Batches, LeNet
+from progress import Networks
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -79,10 +80,14 @@ def table(
     """Prints the mean accuracy of each way at each share of zeros, and its standard deviation over seeds."""
     print("| zeros |", " | ".join(ways), "|")
     print("|---" * (1 + len(ways)) + "|")
+    networks = Networks(len(shares) * len(ways) * len(seeds))
     for zeros in shares:
         cells = []
         for way in ways:
-            found = [100 * accuracy(way, zeros, seed) for seed in seeds]
+            found = []
+            for seed in seeds:
+                networks.next(f"{way}, {zeros:.1%}, seed {seed}")
+                found.append(100 * accuracy(way, zeros, seed))
             spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
             cells.append(f"{statistics.mean(found):.1f}{spread}")
         print(f"| {zeros:.1%} |", " | ".join(cells), "|", flush=True)

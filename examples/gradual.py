@@ -12,6 +12,7 @@ from statistics import mean, stdev
 import lightning as L
 from data import Images
 from digits import ConvNet, quiet_trainer, test_accuracy
+from progress import Networks
 
 from lightning_prune import Cubic, OneShot, PruningCallback, Schedule
 
@@ -27,16 +28,26 @@ def main() -> None:
     args = parser.parse_args()
 
     images = Images(args.data, args.limit)
-    networks = [dense_network(seed, images, args.epochs) for seed in range(args.seeds)]
+    progress = Networks(args.seeds * (2 + 2 * len(SPARSITIES)))
+    networks = []
+    for seed in range(args.seeds):
+        progress.next(f"dense, seed {seed}")
+        networks.append(dense_network(seed, images, args.epochs))
+
+    def accuracies(schedule: Schedule | None) -> list[float]:
+        found = []
+        for seed, network in enumerate(networks):
+            progress.next(f"{schedule}, seed {seed}")
+            found.append(pruned_accuracy(network, schedule, images, args.epochs))
+        return found
+
     print(f"test accuracy, mean ± standard deviation of {args.seeds} seeds\n")
     print("| zeros | one-shot | cubic |")
     print("|---|---|---|")
     for final in SPARSITIES:
-        one_shot = [pruned_accuracy(network, OneShot(final), images, args.epochs) for network in networks]
-        gradual = Cubic(final=final, end=2 * args.epochs // 3)
-        cubic = [pruned_accuracy(network, gradual, images, args.epochs) for network in networks]
+        one_shot, cubic = accuracies(OneShot(final)), accuracies(Cubic(final=final, end=2 * args.epochs // 3))
         print(f"| {100 * final:.0f} % | {summary(one_shot)} | {summary(cubic)} |", flush=True)
-    dense = summary([pruned_accuracy(network, None, images, args.epochs) for network in networks])
+    dense = summary(accuracies(None))
     print(f"| none | {dense} | {dense} |")
 
 

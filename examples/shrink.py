@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from data import Images
 from digits import quiet_trainer, test_accuracy
+from progress import Networks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -120,26 +121,30 @@ def main() -> None:
     args = parser.parse_args()
 
     results: dict[str, list[Result]] = {}
+    networks = Networks(args.seeds * (2 + len(args.zeros) * len(WAYS)))
     for seed in range(args.seeds):
-        for name, result in compared(args, seed).items():
+        for name, result in compared(args, seed, networks).items():
             results.setdefault(name, []).append(result)
     print_table(results)
     if args.plot:
         plot(results, args.plot)
 
 
-def compared(args: argparse.Namespace, seed: int) -> dict[str, Result]:
+def compared(args: argparse.Namespace, seed: int, networks: Networks) -> dict[str, Result]:
     """All networks of one seed, from the same trained one on."""
     L.seed_everything(seed, verbose=False)
     images = Images(args.data, limit=args.limit, batch_size=64)
     size = images.test[0][0].shape[-1]
     trained = NETWORKS[args.network](size)
+    networks.next(f"dense, seed {seed}")
     quiet_trainer(args.epochs).fit(trained, images)
+    networks.next(f"dense, trained as long, seed {seed}")
     dense = copy.deepcopy(trained)
     quiet_trainer(args.epochs).fit(dense, images)
     results = {"dense": measured(dense, images)}
     for zeros in args.zeros:
         for name, way in WAYS.items():
+            networks.next(f"{name}, {zeros:.0%}, seed {seed}")
             model = copy.deepcopy(trained)
             schedule = Linear(final=zeros, end=max(args.epochs // 2, 1))
             quiet_trainer(args.epochs, PruningCallback(**way, schedule=schedule, verbose=False)).fit(model, images)

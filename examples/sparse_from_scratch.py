@@ -16,6 +16,7 @@ from statistics import mean, stdev
 import lightning as L
 import torch
 from lottery_ticket import Batches, LeNet
+from progress import Networks
 
 from lightning_prune import SET, Constant, Cubic, PruningCallback, Regrow, RigL
 
@@ -67,10 +68,14 @@ def main() -> None:
     images = Batches(args.data, batch_size=60, unit_range=True)
     print(f"| zeros | {' | '.join(ways)} | explored by RigL |\n|{'---|' * (len(ways) + 2)}")
     means: dict[str, list[float]] = {name: [] for name in ways}
+    networks = Networks(len(args.zeros) * len(ways) * len(args.seeds))
     for zeros in args.zeros:
         cells, explored = [], 0.0
         for name, way in ways.items():
-            runs = [trained(way(zeros), images, args.steps, seed) for seed in args.seeds]
+            runs = []
+            for seed in args.seeds:
+                networks.next(f"{name}, {zeros:.1%}, seed {seed}")
+                runs.append(trained(way(zeros), images, args.steps, seed))
             means[name].append(mean(accuracy for accuracy, _ in runs))
             cells.append(summary([accuracy for accuracy, _ in runs]))
             explored = mean(share for _, share in runs) if name == "RigL" else explored
