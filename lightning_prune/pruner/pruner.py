@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -41,6 +42,20 @@ class Quota:
     least: list[int]
     most: list[int]
     in_weights: bool = False
+
+
+class Room(NamedTuple):
+    """Units of a tensor.
+
+    Attributes:
+        units: How many there are.
+        dead: How many are gone.
+        more: How many more the budget lets go.
+    """
+
+    units: int
+    dead: int
+    more: int
 
 
 @dataclass(frozen=True)
@@ -168,11 +183,10 @@ class Pruner:
         units, dead, most = self._room(candidate)
         return max(0, min(round(zeros * units / max(candidate.numel, 1)) - dead, most))
 
-    def _room(self, candidate: Candidate) -> tuple[int, int, int]:
-        """Number of units of a tensor, how many are gone, and how many more the budget lets go."""
+    def _room(self, candidate: Candidate) -> Room:
         target = candidate.target
         units, dead = self.granularity.units(target), self.granularity.dead(target, candidate.alive)
-        return units, dead, max(0, min(self.budget.cap(units), self.granularity.limit(target)) - dead)
+        return Room(units, dead, max(0, min(self.budget.cap(units), self.granularity.limit(target)) - dead))
 
     @staticmethod
     def _in_units(quota: Quota, sizes: Sequence[TensorSize]) -> Quota:
@@ -186,9 +200,10 @@ class Pruner:
 
     def _quota_of_amount(self, candidates: Sequence[Candidate], amount: int | float) -> Quota:
         """An amount of what is left of each tensor, or of all together, up to what the budget lets go."""
-        least, most, count = [0] * len(candidates), [self._room(c)[2] for c in candidates], 0
+        rooms = [self._room(c) for c in candidates]
+        least, most, count = [0] * len(candidates), [room.more for room in rooms], 0
         together = self._together(candidates)
-        for ranked, wanted, room in self._asked(candidates, amount, together):
+        for ranked, wanted, room in self._asked(candidates, rooms, amount, together):
             count += min(wanted, room)
             if ranked is not together:
                 least[ranked[0]] = most[ranked[0]] = min(wanted, room)
@@ -210,10 +225,10 @@ class Pruner:
             (["1 of 32 of 'weight'"], [])
         """
         candidates = candidates_of(targets)
-        asked = self._asked(candidates, amount, self._together(candidates))
-        short = [candidates[i] for ranked, wanted, room in asked if wanted > room for i in ranked]
-        rooms = {c.name: self._room(c) for c in short}
-        return [f"{units - dead - more:,} of {units:,} of '{name}'" for name, (units, dead, more) in rooms.items()]
+        rooms = [self._room(c) for c in candidates]
+        asked = self._asked(candidates, rooms, amount, self._together(candidates))
+        short = {candidates[i].name: rooms[i] for ranked, wanted, more in asked if wanted > more for i in ranked}
+        return [f"{r.units - r.dead - r.more:,} of {r.units:,} of '{name}'" for name, r in short.items()]
 
     def _together(self, candidates: Sequence[Candidate]) -> list[int]:
         """Which tensors are ranked as one, by position: none but for a global scope, and none with an override."""
@@ -221,15 +236,14 @@ class Pruner:
         return [i for i in range(len(candidates)) if i not in own and self.budget.scope == "global"]
 
     def _asked(
-        self, candidates: Sequence[Candidate], amount: int | float, together: list[int]
+        self, candidates: Sequence[Candidate], rooms: Sequence[Room], amount: int | float, together: list[int]
     ) -> Iterator[tuple[list[int], int, int]]:
         """What is ranked as one, by position; how many of its units an amount asks for, and how many may go."""
         own = self.budget.override_shares([c.name for c in candidates])
-        rooms = [self._room(c) for c in candidates]
         for ranked in [together, *([i] for i in range(len(rooms)) if i not in together)]:
-            left = sum(rooms[i][0] - rooms[i][1] for i in ranked)
+            left = sum(rooms[i].units - rooms[i].dead for i in ranked)
             share = own.get(ranked[0], amount) if ranked else amount
-            yield ranked, compute_nparams_to_prune(share, left) if ranked else 0, sum(rooms[i][2] for i in ranked)
+            yield ranked, compute_nparams_to_prune(share, left) if ranked else 0, sum(rooms[i].more for i in ranked)
 
     def _drop(self, candidates: Sequence[Candidate], quota: Quota) -> list[Tensor | None]:
         """The masks after a quota: single tensors' shares by themselves, what is free in one ranking."""
