@@ -16,7 +16,7 @@ from torch import nn
 
 import lightning_prune.prune
 from lightning_prune.fit.run import PruningRun
-from tests.benchmarks import events, fits, functions
+from tests.benchmarks import events, fits, functions, updates
 
 ROOT = Path(__file__).parents[1]
 SPEED = (ROOT / "docs" / "speed.md").read_text()
@@ -38,7 +38,7 @@ def test_the_command_of_the_readme_prints_a_table() -> None:
 
 
 def test_the_tables_say_what_the_benchmarks_call() -> None:
-    assert sorted(calls_of_the_tables()) == sorted([*events.CALLS, *functions.CALLS, *functions.MANY])
+    assert sorted(calls_of_the_tables()) == sorted([*events.CALLS, *functions.CALLS, *functions.MANY, *updates.CALLS])
 
 
 @pytest.mark.parametrize("call", functions.CALLS)
