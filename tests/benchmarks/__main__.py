@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.benchmarks import events, fits, functions, memory, training, updates, using
+from tests.benchmarks import criteria, events, fits, functions, memory, training, updates, using
 
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "events": events.main,
@@ -22,9 +22,10 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "memory": memory.main,
     "using": using.main,
     "updates": updates.main,
+    "criteria": criteria.main,
 }
 
-SIZED = ("events", "functions", "updates")
+SIZED = ("events", "functions", "updates", "criteria")
 
 
 def main() -> None:

@@ -42,9 +42,9 @@ HEADER = ["`PruningCallback`", "optimizer", "masks / pass", "update / pass", "ms
 class Stepped(Layers):
     """Ten layers that are stepped with random gradients."""
 
-    def __init__(self, size: int, optimizer: str) -> None:
+    def __init__(self, size: int, optimizer: str, batches: int = EVERY * (UPDATES + 1)) -> None:
         super().__init__(size)
-        self.optimizer = optimizer
+        self.optimizer, self.batches = optimizer, batches
 
     def training_step(self, batch: Tensor) -> None:
         """Writes gradients and makes a step."""
@@ -56,7 +56,7 @@ class Stepped(Layers):
         return OPTIMIZERS[self.optimizer](self.parameters())
 
     def train_dataloader(self) -> Any:
-        return torch.utils.data.DataLoader(torch.zeros(EVERY * (UPDATES + 1), 1))  # type: ignore[arg-type]
+        return torch.utils.data.DataLoader(torch.zeros(self.batches, 1))  # type: ignore[arg-type]
 
 
 class Measured:
