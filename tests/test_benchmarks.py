@@ -37,6 +37,17 @@ def test_the_command_of_the_readme_prints_a_table() -> None:
     ]
 
 
+def test_the_command_for_several_devices_prints_a_row_for_each_event() -> None:
+    (command,) = re.findall(r"python -m tests\.benchmarks\.distributed", (ROOT / "docs/devices.md").read_text())
+    words = [sys.executable, *shlex.split(command)[1:], "--width", "64"]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| l1") or "checkpoint" in line]
+    assert [row[0].removeprefix("| ") for row in rows] == [
+        *("l1_unstructured, global", "l1_unstructured, local", "masks for a checkpoint")
+    ]
+    assert [row[-1] for row in rows[:2]] == ["0.0 |", "0.0 |"]
+
+
 def test_the_tables_say_what_the_benchmarks_call() -> None:
     assert sorted(calls_of_the_tables()) == sorted([*events.CALLS, *functions.CALLS, *functions.MANY, *updates.CALLS])
 

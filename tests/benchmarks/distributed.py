@@ -1,19 +1,20 @@
-"""What pruning sends between ranks, per training step and per event, and the memory that an event takes on each rank.
+"""What pruning sends between ranks, per training step and per event, and the memory and time of an event on each rank.
 
-Run as ``python -m tests.benchmarks.distributed [ranks]`` (Linux, CPU, gloo). Bytes are those that a rank hands to the
-kernel (``wchar`` of ``/proc/self/io``), so they hold gloo's own headers too: about 50 to 600 bytes for each exchange.
+Run as ``python -m tests.benchmarks.distributed [--ranks 2] [--width 2048]`` (Linux, CPU, gloo). Bytes are those that
+a rank hands to the kernel (``wchar`` of ``/proc/self/io``), so they hold gloo's own headers too: about 50 to 600 bytes
+for each exchange. Of an event the memory is its peak over what there was before, time is processor time for each weight
+that the rank holds; both of the first event and of a second one, in which there are masks already.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,10 +34,9 @@ from lightning_prune.pruner.method import make_recipe
 from lightning_prune.pruner.pruner import Pruner
 from lightning_prune.schedules.plan import Demand
 from lightning_prune.targets.select import select
-from tests.benchmarks.measure import peak_memory, print_table
+from tests.benchmarks.measure import Watch, print_table
 
-WIDTH, LAYERS = 2048, 8
-WEIGHTS = WIDTH * WIDTH * LAYERS
+LAYERS = 8
 EVENTS: list[tuple[str, Scope, str]] = [
     ("l1_unstructured", "global", "out"),
     ("l1_unstructured", "local", "out"),
@@ -61,9 +61,9 @@ def bytes_of(action: Callable[[], object]) -> int:
     return sent() - before - idle
 
 
-def model_of(sharded: bool) -> nn.Module:
+def model_of(sharded: bool, width: int) -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
     if not sharded:
         return model
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -82,8 +82,8 @@ def run_of(model: nn.Module, method: str, scope: Scope, dim: str) -> PruningRun:
 class Training:
     """A model with its optimizer, wrapped for DDP or sharded, pruned or not."""
 
-    def __init__(self, sharded: bool) -> None:
-        self.model = model_of(sharded)
+    def __init__(self, sharded: bool, width: int) -> None:
+        self.model, self.inputs = model_of(sharded, width), torch.ones(4, width)
         self.wrapped = self.model if sharded else DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.enforcement: Enforcement | None = None
@@ -98,15 +98,15 @@ class Training:
         self.enforcement.start([self.optimizer])
 
     def step(self) -> None:
-        self.wrapped(torch.ones(4, WIDTH)).square().mean().backward()
+        self.wrapped(self.inputs).square().mean().backward()
         if self.enforcement is not None:
             self.enforcement.after_backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
-def measure_steps(sharded: bool) -> list[str]:
-    training = Training(sharded)
+def measure_steps(sharded: bool, width: int) -> list[str]:
+    training = Training(sharded, width)
     training.step()
     training.step()  # DDP arranges its buckets after the first
     dense = bytes_of(training.step)
@@ -117,63 +117,75 @@ def measure_steps(sharded: bool) -> list[str]:
     return ["FSDP2" if sharded else "DDP", f"{dense:,}", f"{pruned:,}", f"{pruned - dense:,}", f"{event:,}"]
 
 
-def measure_event(method: str, scope: Scope, dim: str) -> list[str]:
-    with fresh(method, scope, dim) as run:
-        exchanged = bytes_of(lambda: run.prune(Demand(0, amount=0.5)))
-    with fresh(method, scope, dim) as run:
-        peak = peak_memory(lambda: lambda: run.prune(Demand(0, amount=0.5)))
-    held = WEIGHTS / dist.get_world_size() / 2**20
+def measure_event(method: str, scope: Scope, dim: str, width: int) -> list[str]:
+    here = width * width * LAYERS // dist.get_world_size()
+
+    def event(run: PruningRun) -> None:
+        run.prune(Demand(run.events, amount=0.5))
+
+    run = run_of(model_of(True, width), method, scope, dim)
+    exchanged = bytes_of(lambda: event(run))
+    times, peaks = [], []
+    for found, memory in ((times, False), (peaks, True)):
+        run = run_of(model_of(True, width), method, scope, dim)
+        for _ in range(2):
+            with Watch(memory) as watch:
+                event(run)
+            found.append(f"{watch.peak / 2**20:.1f}" if memory else f"{watch.seconds / here * 1e9:.1f}")
     name = f"{method}, {scope}" + (f", {dim}" if "structured" in method and "un" not in method else "")
-    return [name, f"{exchanged:,}", f"{peak / 2**20:.1f}", f"{held:.1f}"]
+    return [name, f"{exchanged:,}", *times, *peaks, f"{here / 2**20:.1f}"]
 
 
-def measure_checkpoint() -> list[str]:
-    with fresh(*EVENTS[0]) as run:
-        run.prune(Demand(0, amount=0.5))
-        exchanged = bytes_of(run.state_dict)
-        peak = peak_memory(lambda: run.state_dict)
-    return ["masks for a checkpoint", f"{exchanged:,}", f"{peak / 2**20:.1f}", f"{WEIGHTS / 8 / 2**20:.1f}"]
+def measure_checkpoint(width: int) -> list[str]:
+    run = run_of(model_of(True, width), *EVENTS[0])
+    run.prune(Demand(0, amount=0.5))
+    exchanged = bytes_of(run.state_dict)
+    with Watch(memory=True) as watch:
+        run.state_dict()
+    size = width * width * LAYERS / 8 / 2**20
+    return ["masks for a checkpoint", f"{exchanged:,}", "", "", f"{watch.peak / 2**20:.1f}", "", f"{size:.1f}"]
 
 
-@contextmanager
-def fresh(method: str, scope: Scope, dim: str) -> Iterator[PruningRun]:
-    yield run_of(model_of(sharded=True), method, scope, dim)
-
-
-def work() -> None:
+def work(width: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    steps = [measure_steps(sharded=False), measure_steps(sharded=True)]
-    events = [measure_event(*event) for event in EVENTS] + [measure_checkpoint()]
+    steps = [measure_steps(sharded, width) for sharded in (False, True)]
+    events = [measure_event(*event, width) for event in EVENTS] + [measure_checkpoint(width)]
     if dist.get_rank() == 0:
-        ranks = dist.get_world_size()
+        weights, ranks = width * width * LAYERS, dist.get_world_size()
         print_table(
-            f"bytes that a rank sends, {ranks} ranks, {WEIGHTS:,} float32 weights in {LAYERS} tensors",
+            f"bytes that a rank sends, {ranks} ranks, {weights:,} float32 weights in {LAYERS} tensors",
             ["", "dense step", "pruned step", "difference", "event, l1 global"],
             steps,
         )
         print_table(
-            "events of a model sharded by fully_shard",
-            ["", "bytes sent", "peak MiB", "of which the masks"],
+            "events of a model sharded by fully_shard: the first one / a later one",
+            ["", "bytes sent", "ns a weight", "later", "peak MiB", "later", "of which the masks"],
             events,
         )
     dist.barrier()
     dist.destroy_process_group()
 
 
-def main(ranks: int) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.distributed")
+    parser.add_argument("--ranks", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument(
+        "--width", type=int, default=2048, help=f"of each of the {LAYERS} square layers (default: 2048)"
+    )
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        work(arguments.width)
+        return
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    shared: dict[str, Any] = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-m", "tests.benchmarks.distributed"]
-    workers = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank)}) for rank in range(ranks)]
-    for worker in workers:
-        worker.wait()
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(arguments.ranks)}
+    command = [sys.executable, "-m", "tests.benchmarks.distributed", "--width", str(arguments.width)]
+    ranks = range(arguments.ranks)
+    workers = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank)}) for rank in ranks]
+    sys.exit(max(worker.wait() for worker in workers))
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        work()
-    else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    main()
