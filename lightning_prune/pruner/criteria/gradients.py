@@ -13,6 +13,7 @@ from lightning_prune.prune.arguments import one_of
 from lightning_prune.pruner.criteria.base import Criterion, GradientCriterion, Watches
 from lightning_prune.pruner.criteria.guard import no_trace
 from lightning_prune.pruner.criteria.losses import Loss, gradients_of, refuse_sharded, wanting_gradients
+from lightning_prune.pruner.criteria.products import magnitude_of_product
 from lightning_prune.targets.select import Target
 
 
@@ -43,12 +44,16 @@ class Taylor(GradientCriterion):
         one_of("order", self.order, ("mean", "each"))
 
     def term(self, weight: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient, or its product with the weight."""
-        return gradient if self.order == "mean" else (weight * gradient).abs_()
+        """The gradient, or the magnitude of its product with the weight, which is the same for one batch."""
+        return magnitude_of_product(weight, gradient) if self._each else gradient
 
     def score(self, weight: Tensor, seen: Tensor) -> Tensor:
         """The magnitude of weight times gradient."""
-        return (weight * seen).abs_() if self.order == "mean" else seen
+        return seen if self._each else magnitude_of_product(weight, seen)
+
+    @property
+    def _each(self) -> bool:
+        return self.order == "each" or self.batches == 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class SNIP(GradientCriterion):
 
     Example:
         >>> import torch
-        >>> SNIP().score(torch.tensor([2.0, -1.0]), torch.tensor([0.5, 3.0]))
+        >>> SNIP(batches=2).score(torch.tensor([2.0, -1.0]), torch.tensor([0.5, 3.0]))
         tensor([1., 3.])
     """
 
@@ -98,9 +103,13 @@ class SNIP(GradientCriterion):
         if self.loss is not None:
             refuse_sharded("SNIP(loss=...)", targets)
 
+    def term(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient, or of one batch the magnitude of its product with the weight."""
+        return magnitude_of_product(weight, gradient) if self.batches == 1 else gradient
+
     def score(self, weight: Tensor, seen: Tensor) -> Tensor:
         """The magnitude of weight times gradient."""
-        return (weight * seen).abs_()
+        return seen if self.batches == 1 else magnitude_of_product(weight, seen)
 
     def run(self, model: nn.Module, targets: Sequence[Target], alive: Sequence[Tensor | None]) -> list[Tensor]:
         """Scores of all targets from one run of the model, which leaves no trace.
@@ -114,7 +123,7 @@ class SNIP(GradientCriterion):
             with together():
                 gradients = gradients_of(self.loss(model), targets, "SNIP")
             gradients = mean_over_ranks(gradients)
-        return [self.score(p.detach(), g) for p, g in zip(parameters, gradients, strict=True)]
+        return [magnitude_of_product(p.detach(), g) for p, g in zip(parameters, gradients, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,9 @@ class Scorer:
             if gradient is not None:
                 dense = local(gradient.detach())
                 dense = dense.to_dense() if dense.layout is not torch.strided else dense
-                self._add(target, self.criterion.term(local(target.parameter.detach()), dense))
+                term = self.criterion.term(local(target.parameter.detach()), dense).detach()
+                shared = term.untyped_storage().data_ptr() == dense.untyped_storage().data_ptr()
+                self._add(target, term.clone() if shared and target.name not in self._sums else term)
 
     def open(self, targets: Sequence[Target]) -> None:
         """Begins to watch inputs of layers, for criteria that do."""
@@ -158,7 +160,7 @@ class Scorer:
         if target.name in self._sums:
             self._sums[target.name] += term
         else:
-            self._sums[target.name] = term.detach().clone()
+            self._sums[target.name] = term
         self._counts[target.name] = self._counts.get(target.name, 0) + 1
 
     def state_dict(self, targets: Sequence[Target] = ()) -> dict[str, Any]:
