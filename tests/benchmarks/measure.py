@@ -68,8 +68,10 @@ def _status_bytes(key: str) -> int:
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table in Markdown, the first column to the left, the others to the right."""
+    """Prints a table in Markdown, the first column to the left and blank where it repeats, the others to the right."""
     print(f"\n{title}:\n")
     print(f"| {' | '.join(header)} |\n|---|{'---:|' * (len(header) - 1)}", flush=True)
-    for row in rows:
-        print(f"| {' | '.join(row)} |", flush=True)
+    above = ""
+    for first, *rest in rows:
+        print(f"| {' | '.join(['' if first == above else first, *rest])} |", flush=True)
+        above = first
