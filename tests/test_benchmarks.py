@@ -16,7 +16,7 @@ from torch import nn
 
 import lightning_prune.prune
 from lightning_prune.fit.run import PruningRun
-from tests.benchmarks import events, fits, functions, updates
+from tests.benchmarks import criteria, events, fits, functions, updates
 
 ROOT = Path(__file__).parents[1]
 SPEED = (ROOT / "docs" / "speed.md").read_text()
@@ -49,7 +49,9 @@ def test_the_command_for_several_devices_prints_a_row_for_each_event() -> None:
 
 
 def test_the_tables_say_what_the_benchmarks_call() -> None:
-    assert sorted(calls_of_the_tables()) == sorted([*events.CALLS, *functions.CALLS, *functions.MANY, *updates.CALLS])
+    assert sorted(calls_of_the_tables()) == sorted(
+        [*{*events.CALLS, *criteria.CALLS}, *functions.CALLS, *functions.MANY, *updates.CALLS]
+    )
 
 
 @pytest.mark.parametrize("call", functions.CALLS)
