@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_prune import Linear, Log, PruningCallback, Steps
+from lightning_prune import Constant, Linear, Log, PruningCallback, RigL, Steps
 from lightning_prune.metrics import sparsity, sparsity_per_tensor
 
 BATCHES = 4
@@ -95,6 +95,17 @@ def test_events_by_step_in_a_csv_are_the_counted_zeros(tmp_path):
     assert [share for _, share in rows_of(tmp_path, "sparsity/target")] == pytest.approx(
         [0, 0.25, 0.25, 0.5, 0.75, 0.75]
     )
+
+
+def test_updates_of_regrowth_in_a_csv_are_at_their_steps(tmp_path):
+    regrow = RigL(fraction=0.5, every=3, until=8, unit="step", decay="constant")
+    callback = PruningCallback(schedule=Constant(final=0.5), scope="global", regrow=regrow, verbose=False)
+    fit(tmp_path, callback)
+    churn = rows_of(tmp_path, "regrow/churn")
+    assert steps_of(churn) == [3, 6, 7, 11]
+    assert [share for _, share in churn] == pytest.approx([0.5, 0.5, 0.5, 0.5], abs=0.02)
+    assert [share for _, share in rows_of(tmp_path)] == [0.5] * 4
+    assert callback.regrowth.updates == 2
 
 
 def test_keys_of_tensors_and_a_prefix(tmp_path):
