@@ -10,7 +10,7 @@ import pytest
 from tests.distributed.launch import Results, result
 from tests.distributed.models import Fitted, dead, largest_difference
 from tests.distributed.test_sharded import same_zeros
-from tests.distributed.workers_table import LAYOUTS, PRUNINGS, RESUMED, alone, file_of, pruning_of
+from tests.distributed.workers_table import LAYOUTS, PRUNINGS, RESUMED, alone, file_of, pruning_of, resumptions
 
 LAUNCHES = {2: "two", 3: "three", 4: "four"}
 CELLS = [(ranks, layout) for ranks, layouts in LAYOUTS.items() for layout in layouts]
@@ -48,13 +48,19 @@ def test_with_adamw(
         assert largest_difference(expected, fitted) < 1e-5
 
 
-@pytest.mark.parametrize("name", RESUMED)
-@pytest.mark.parametrize(("ranks", "layout"), [(ranks, layout) for ranks, layout in CELLS if ranks != 3])
-def test_resumed_is_bit_equal(request: pytest.FixtureRequest, ranks: int, layout: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "layout", "name"), [(ranks, *cell) for ranks in LAUNCHES for cell in resumptions(ranks)]
+)
+def test_resumed_is_bit_equal(
+    request: pytest.FixtureRequest, single: functools._lru_cache_wrapper[Fitted], ranks: int, layout: str, name: str
+) -> None:
     results: list[Results] = request.getfixturevalue(LAUNCHES[ranks])
+    expected = single(name, "adamw")
+    assert 0 < dead(expected) < 354
     for straight, rest in result(results, f"{layout}, {name}, resumed"):
         assert largest_difference(straight, rest) == 0
-        assert 0 < dead(rest) < 354
+        assert same_zeros(expected, rest)
+        assert largest_difference(expected, rest) < 1e-5
 
 
 @pytest.mark.parametrize("name", RESUMED)

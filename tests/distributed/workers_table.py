@@ -192,12 +192,18 @@ def resumed(folder: Path, layout: str, name: str) -> tuple[Fitted, Fitted]:
     return fit(folder, layout, "adamw", pruning_of(name)), rest
 
 
+def resumptions(ranks: int) -> list[tuple[str, str]]:
+    """What is interrupted: every way to prune in two layouts, some in the others."""
+    layouts = LAYOUTS[ranks] if ranks != 3 else ()
+    return [(a, name) for a in layouts for name in (PRUNINGS if a in ("ddp", "rows") else RESUMED)]
+
+
 def checks(ranks: int) -> dict[str, Check]:
     cells = [*itertools.product(LAYOUTS[ranks], PRUNINGS, ["sgd"]), *((a, "global", "adamw") for a in LAYOUTS[ranks])]
     found: dict[str, Check] = {
         ", ".join(names): partial(cell, layout=names[0], name=names[1], optimizer=names[2]) for names in cells
     }
-    for layout, name in itertools.product(LAYOUTS[ranks] if ranks != 3 else (), RESUMED):
+    for layout, name in resumptions(ranks):
         found[f"{layout}, {name}, resumed"] = partial(resumed, layout=layout, name=name)
     for layout, name in itertools.product(LAYOUTS[ranks] if ranks != 4 else (), RESUMED):
         file = file_of("alone", name, 1) if ranks == 2 else file_of(ON_TWO[layout], name, 2)
