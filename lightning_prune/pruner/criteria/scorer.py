@@ -58,8 +58,11 @@ class Scorer:
             if gradient is not None:
                 dense = local(gradient.detach())
                 dense = dense.to_dense() if dense.layout is not torch.strided else dense
-                term = self.criterion.term(local(target.parameter.detach()), dense).detach()
-                shared = term.untyped_storage().data_ptr() == dense.untyped_storage().data_ptr()
+                weight = local(target.parameter.detach())
+                term = self.criterion.term(weight, dense).detach()
+                # Sums are written into, so a term that is a view of the weight or its gradient is copied.
+                memory = term.untyped_storage().data_ptr()
+                shared = memory in (weight.untyped_storage().data_ptr(), dense.untyped_storage().data_ptr())
                 self._add(target, term.clone() if shared and target.name not in self._sums else term)
 
     def open(self, targets: Sequence[Target]) -> None:

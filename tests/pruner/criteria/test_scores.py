@@ -209,6 +209,33 @@ def test_a_function_and_a_subclass_of_ones_own() -> None:
     assert "0x" not in str(criterion)
 
 
+class Given(GradientCriterion):
+    """Adds up what it is given, as it is."""
+
+    def __init__(self, which: int) -> None:
+        object.__setattr__(self, "which", which)
+        object.__setattr__(self, "batches", 2)
+
+    def term(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        return (weight, gradient)[self.which].view(-1).view(weight.shape)
+
+    def score(self, weight: Tensor, seen: Tensor) -> Tensor:
+        return seen
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["weight", "gradient"])
+def test_a_term_that_is_the_weight_or_the_gradient_is_not_written_into(which: int) -> None:
+    layer = nn.Linear(3, 2, bias=False)
+    gradient, weight = torch.randn(2, 3), layer.weight.detach().clone()
+    layer.weight.grad = gradient.clone()
+    scorer = Scorer(Given(which))
+    for _ in range(2):
+        scorer.observe(select(layer))
+    assert torch.equal(layer.weight, weight)
+    assert torch.equal(layer.weight.grad, gradient)
+    assert torch.equal(scorer.scores(layer, select(layer))[0], (weight, gradient)[which])
+
+
 def test_what_was_seen_goes_on_after_a_restart() -> None:
     net, targets, first, last = network(), [], Scorer(Taylor(batches=3)), Scorer(Taylor(batches=3))
     targets = select(net)
